@@ -1,0 +1,67 @@
+// The C interface of the CPU library: raw pointers and sizes, nothing that belongs to torch.
+//
+// Every function that computes returns a Status; on anything but kOk the output arrays hold no meaning. Strides count
+// elements. `num_threads` is an upper bound: small work runs on fewer, and no result depends on it.
+#pragma once
+
+#include <cstdint>
+
+#define VLLM_API extern "C" __attribute__((visibility("default")))
+
+namespace vllm::cpu {
+
+enum Status : int32_t {
+  kOk = 0,
+  kOutOfMemory = 1,
+  kIdOutOfRange = 2,     // a chosen or given token id, or a row number, lies outside the table
+  kCountOutOfRange = 3,  // num_top[row] is negative or larger than max_top
+  kUnknownVariant = 4,   // not compiled in, or not run by this CPU
+};
+
+}  // namespace vllm::cpu
+
+// Raised whenever a signature below changes; the Python door refuses a library of another number.
+inline constexpr int32_t kVllmAbiVersion = 1;
+
+VLLM_API int32_t vllm_abi_version();
+
+// The instruction set in use: "avx512", "avx2" or "portable". Setting "auto" takes the best that this CPU runs.
+VLLM_API const char* vllm_get_variant();
+VLLM_API int32_t vllm_set_variant(const char* name);
+
+// Chosen token first, then the num_top[row] largest logits in falling order (ties: lowest id first), the chosen one
+// left out. Outputs are [num_rows, 1 + max_top]; entries past num_entries[row] are (-1, -inf, 0).
+VLLM_API int32_t vllm_score_rows(const float* logits, int64_t row_stride, int64_t num_rows, int64_t vocab_size,
+                                 const int64_t* chosen,   // [num_rows]
+                                 const int32_t* num_top,  // [num_rows]; vocab_size or more means all
+                                 int32_t max_top, int32_t as_logits, int32_t num_threads, int32_t* token_ids,
+                                 float* values, int32_t* ranks,
+                                 int32_t* num_entries,  // [num_rows]
+                                 uint8_t* is_finite);   // [num_rows]
+
+// Chosen token first, then the given ids in their order with their true ranks; ids that repeat are left out.
+VLLM_API int32_t vllm_score_given_ids(const float* logits, int64_t row_stride, int64_t num_rows, int64_t vocab_size,
+                                      const int64_t* chosen,  // [num_rows]
+                                      const int32_t* given,   // [num_rows, max_given], padded with -1
+                                      int32_t max_given, int32_t as_logits, int32_t num_threads, int32_t* token_ids,
+                                      float* values, int32_t* ranks, int32_t* num_entries, uint8_t* is_finite);
+
+// Every token's value and rank, in id order. Outputs are [num_rows, vocab_size].
+VLLM_API int32_t vllm_score_full_rows(const float* logits, int64_t row_stride, int64_t num_rows, int64_t vocab_size,
+                                      int32_t as_logits, int32_t num_threads, float* values, int32_t* ranks,
+                                      uint8_t* is_finite);
+
+// The id of the largest logit, lowest id on ties.
+VLLM_API int32_t vllm_argmax_rows(const float* logits, int64_t row_stride, int64_t num_rows, int64_t vocab_size,
+                                  int32_t num_threads, int32_t* token_ids, uint8_t* is_finite);
+
+// Gumbel-max: argmax of logit + noise(seed, position, token id), lowest id on ties, 0 when no token is left.
+VLLM_API int32_t vllm_draw_rows(const float* logits, int64_t row_stride, int64_t num_rows, int64_t vocab_size,
+                                const int32_t* row_of_draw,  // [num_draws]
+                                const int64_t* seeds,        // [num_draws] bit pattern of a uint64
+                                const int64_t* positions,    // [num_draws]
+                                int64_t num_draws, int32_t num_threads, int32_t* token_ids);
+
+// The 32 random bits of each token, [num_draws, vocab_size]: what draw_rows draws from, for tests.
+VLLM_API int32_t vllm_philox_bits(const int64_t* seeds, const int64_t* positions, int64_t num_draws, int64_t vocab_size,
+                                  int64_t* bits);

@@ -1,0 +1,125 @@
+// Loops over one stretch of logits: what scoring is made of. Included once per instruction set, after its simd header.
+#include <cstdint>
+#include <limits>
+
+namespace vllm::cpu::VLLM_VARIANT {
+
+constexpr int64_t kLanes = 16;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Loads the last, partial vector of a stretch; the lanes past its end hold `fill`.
+inline Floats load_tail(const float* logits, int64_t count, float fill) {
+  float padded[kLanes];
+  for (int64_t i = 0; i < kLanes; ++i) padded[i] = i < count ? logits[i] : fill;
+  return load(padded);
+}
+
+// Calls visit(vector, offset) along the stretch; the last vector is padded with `fill`.
+template <typename Visit>
+inline void for_each_vector(const float* logits, int64_t count, float fill, Visit visit) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) visit(load(logits + i), i);
+  if (i < count) visit(load_tail(logits + i, count - i, fill), i);
+}
+
+inline StretchScan scan(const float* logits, int64_t count) {
+  Floats largest = broadcast(-kInfinity);
+  uint32_t nan_lanes = 0;
+  for_each_vector(logits, count, -kInfinity, [&](Floats x, int64_t) {
+    largest = larger(x, largest);  // a NaN on the left gives the right one
+    nan_lanes |= is_nan(x);
+  });
+  float lanes[kLanes];
+  store(lanes, largest);
+  float max = lanes[0];
+  for (int64_t i = 1; i < kLanes; ++i) max = lanes[i] > max ? lanes[i] : max;
+  return {max, nan_lanes != 0};
+}
+
+// exp(x) for x <= 0, to 1.3 half-ulps; 0 below -87.33 (where the result would be denormal).
+// x = n ln 2 + r with |r| <= ln 2 / 2; the polynomial is the Chebyshev fit of (exp(r) - 1 - r) / r^2.
+inline Floats compute_exp(Floats x) {
+  constexpr float kLog2e = 1.44269504f;
+  constexpr float kLn2High = 0.693145751953125f;  // 15 bits: n * kLn2High is exact
+  constexpr float kLn2Low = 1.428606765330187e-06f;
+  const Floats lowest = broadcast(-87.33f);
+  const Floats bounded = larger(x, lowest);
+  const Floats n = round_to_even(bounded * broadcast(kLog2e));
+  const Floats r = (bounded - n * broadcast(kLn2High)) - n * broadcast(kLn2Low);
+  Floats p = broadcast(1.3926184e-03f);
+  p = p * r + broadcast(8.363179e-03f);
+  p = p * r + broadcast(4.1666556e-02f);
+  p = p * r + broadcast(1.6666576e-01f);
+  p = p * r + broadcast(5.0e-01f);
+  p = (p * r) * r + (r + broadcast(1.0f));
+  const Words power = shift_left<23>(convert_rounded(n) + broadcast_word(127));
+  return keep_at_least(p * as_floats(power), x, lowest);
+}
+
+// Four exponentials are added as float32 before they enter the double sum: their error stays below 2 half-ulps.
+inline double sum_exp(const float* logits, int64_t count, float max) {
+  const Floats shift = broadcast(max);
+  Doubles sum = zero_doubles();
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= count; i += 4 * kLanes) {
+    const Floats a = compute_exp(load(logits + i) - shift);
+    const Floats b = compute_exp(load(logits + i + kLanes) - shift);
+    const Floats c = compute_exp(load(logits + i + 2 * kLanes) - shift);
+    const Floats d = compute_exp(load(logits + i + 3 * kLanes) - shift);
+    accumulate(&sum, (a + b) + (c + d));
+  }
+  for_each_vector(logits + i, count - i, -kInfinity,
+                  [&](Floats x, int64_t) { accumulate(&sum, compute_exp(x - shift)); });
+  double lanes[kLanes];
+  store(lanes, sum);
+  double total = 0;
+  for (double lane : lanes) total += lane;
+  return total;
+}
+
+inline int64_t count_bits(uint32_t bits) { return __builtin_popcount(bits); }
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+inline int64_t count_greater(const float* logits, int64_t count, float bound) {
+  const Floats bounds = broadcast(bound);
+  int64_t total = 0;
+  for_each_vector(logits, count, kNan, [&](Floats x, int64_t) { total += count_bits(greater(x, bounds)); });
+  return total;
+}
+
+inline int64_t count_at_least(const float* logits, int64_t count, float bound) {
+  const Floats bounds = broadcast(bound);
+  int64_t total = 0;
+  for_each_vector(logits, count, kNan, [&](Floats x, int64_t) { total += count_bits(at_least(x, bounds)); });
+  return total;
+}
+
+inline int64_t find_equal(const float* logits, int64_t count, float value) {
+  const Floats values = broadcast(value);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Floats x = i + kLanes <= count ? load(logits + i) : load_tail(logits + i, count - i, kNan);
+    const uint32_t hits = equal(x, values);
+    if (hits != 0) return i + __builtin_ctz(hits);
+  }
+  return count;
+}
+
+inline int64_t select_greater(const float* logits, int64_t count, float bound, int32_t* offsets) {
+  const Floats bounds = broadcast(bound);
+  int64_t found = 0;
+  for_each_vector(logits, count, kNan, [&](Floats x, int64_t offset) {
+    for (uint32_t hits = greater(x, bounds); hits != 0; hits &= hits - 1) {
+      offsets[found++] = static_cast<int32_t>(offset) + __builtin_ctz(hits);
+    }
+  });
+  return found;
+}
+
+inline void subtract(const float* logits, int64_t count, double offset, float* values) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(values + i, subtract_double(load(logits + i), offset));
+  for (; i < count; ++i) values[i] = static_cast<float>(static_cast<double>(logits[i]) - offset);
+}
+
+}  // namespace vllm::cpu::VLLM_VARIANT

@@ -1,0 +1,37 @@
+// One instruction set's table of kernels; the build compiles this file once per set, with that set's flags.
+//
+// Nothing from the standard library's templates may be used in what this file includes: the linker would be free to
+// keep a copy compiled for AVX-512 and hand it to everybody.
+#include "../kernels.h"
+
+#if defined(VLLM_VARIANT_AVX512)
+#define VLLM_VARIANT avx512
+#define VLLM_TABLE kAvx512Kernels
+#include "../simd/avx512.h"
+#elif defined(VLLM_VARIANT_AVX2)
+#define VLLM_VARIANT avx2
+#define VLLM_TABLE kAvx2Kernels
+#include "../simd/avx2.h"
+#else
+#define VLLM_VARIANT portable
+#define VLLM_TABLE kPortableKernels
+#include "../simd/portable.h"
+#endif
+
+#include "stretch.h"
+//
+#include "gumbel.h"
+
+#define VLLM_TEXT_OF(x) #x
+#define VLLM_TEXT(x) VLLM_TEXT_OF(x)
+
+namespace vllm::cpu {
+
+extern const Kernels VLLM_TABLE;
+const Kernels VLLM_TABLE = {
+    VLLM_TEXT(VLLM_VARIANT),      VLLM_VARIANT::scan,       VLLM_VARIANT::sum_exp,        VLLM_VARIANT::count_greater,
+    VLLM_VARIANT::count_at_least, VLLM_VARIANT::find_equal, VLLM_VARIANT::select_greater, VLLM_VARIANT::subtract,
+    VLLM_VARIANT::draw,           VLLM_VARIANT::philox,
+};
+
+}  // namespace vllm::cpu

@@ -1,0 +1,70 @@
+"""The compiled library as a guest in the process: one OpenMP runtime, a clear word when it is missing."""
+
+import functools
+import logging
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from vllm import _custom_ops
+
+
+def test_the_kernels_are_compiled_here() -> None:
+    assert _custom_ops.is_compiled(), "reinstall with a C++ compiler: pip install -e ."
+    assert _custom_ops.get_simd_variant() in ("portable", "avx2", "avx512")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_one_openmp_runtime_serves_torch_and_the_kernels() -> None:
+    program = (
+        "from vllm import _custom_ops as ops\n"
+        "import torch\n"
+        "torch.set_num_threads(2)\n"
+        "torch.randn(400, 400) @ torch.randn(400, 400)\n"
+        "ops.argmax_rows(torch.randn(8, 50000))\n"
+        "lines = open('/proc/self/maps').read().splitlines()\n"
+        "print(*sorted({line.split()[-1] for line in lines if 'libgomp' in line or 'libomp' in line}))"
+    )
+    said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    assert len(said) == 1, f"OpenMP runtimes in one process: {said}"
+
+
+@pytest.fixture
+def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load afresh, from a place where nothing was built."""
+    monkeypatch.setattr(_custom_ops, "_LIBRARY_PATH", pathlib.Path("/nowhere/_C_cpu.so"))
+    fresh = functools.cache(_custom_ops._load_library.__wrapped__)
+    monkeypatch.setattr(_custom_ops, "_load_library", fresh)
+
+
+@pytest.mark.usefixtures("without_library")
+def test_without_the_library_ops_give_the_same_and_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("vllm").addHandler(caplog.handler)
+    _custom_ops.log_once.cache_clear()
+    logits = torch.randn(2, 700, generator=torch.Generator().manual_seed(0))
+    try:
+        for _ in range(3):
+            assert torch.equal(_custom_ops.argmax_rows(logits)[0], logits.argmax(dim=1).int())
+    finally:
+        logging.getLogger("vllm").removeHandler(caplog.handler)
+    assert not _custom_ops.is_compiled() and _custom_ops.get_simd_variant() == "none"
+    assert [record.getMessage().count("slower") for record in caplog.records] == [1]
+
+
+def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_custom_ops, "_ABI_VERSION", 0)
+    assert _custom_ops._load_library.__wrapped__() is None
+
+
+def test_an_unknown_instruction_set_is_refused() -> None:
+    before = _custom_ops.get_simd_variant()
+    assert not _custom_ops.set_simd_variant("mmx")
+    assert _custom_ops.get_simd_variant() == before
+
+
+def test_float64_logits_are_refused_rather_than_read_as_float32() -> None:
+    with pytest.raises(AssertionError, match="float32"):
+        _custom_ops.argmax_rows(torch.zeros(1, 4, dtype=torch.float64))

@@ -1,0 +1,406 @@
+"""FlatLogprobs must read like the list of dictionaries that it stands for, whatever it was made from."""
+
+import copy
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm.logprobs import FlatLogprobs, Logprob
+from vllm.logprobs_buffer import LogprobsBuffer
+
+VOCAB = 7
+Entries = list[tuple[int, float, int]]  # token id, value, rank: in reading order
+Positions = list[dict[int, Logprob] | None]
+
+
+class RowAndToken:
+    """Texts that tell which row and token were asked for, and how often anything was."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def decode_row(self, row_index: int, token_ids: Sequence[int]) -> list[str]:
+        self.num_calls += 1
+        return [f"{row_index}:{token_id}" for token_id in token_ids]
+
+
+def make_model(rows: Sequence[Entries | None], has_text: bool = True, first_row: int = 0) -> Positions:
+    return [
+        None if row is None else {t: Logprob(v, r, f"{first_row + i}:{t}" if has_text else None) for t, v, r in row}
+        for i, row in enumerate(rows)
+    ]
+
+
+def make_flat(rows: Sequence[Entries | None]) -> FlatLogprobs:
+    """Build frozen rows in reading order, without texts; None in front or between becomes an empty row."""
+    flat = [entry for row in rows for entry in row or []]
+    return FlatLogprobs.from_arrays(
+        np.cumsum([0, *(len(row or []) for row in rows)]),
+        np.array([entry[0] for entry in flat], np.int32),
+        np.array([entry[1] for entry in flat], np.float32),
+        np.array([entry[2] for entry in flat], np.int32),
+    )
+
+
+def score(logits: Sequence[float], chosen: int, k: int) -> Entries:
+    """Score one row in plain Python: chosen first, then the k most likely, ties by the lower id."""
+    falling = sorted(range(len(logits)), key=lambda token_id: (-logits[token_id], token_id))
+    order = [chosen, *(token_id for token_id in falling[:k] if token_id != chosen)]
+    return [(token_id, logits[token_id], falling.index(token_id) + 1) for token_id in order]
+
+
+# multiples of 1/4 are exact in float32, and few of them tie often
+logit_rows = st.lists(st.integers(-8, 0).map(lambda x: x / 4), min_size=VOCAB, max_size=VOCAB)
+scored_rows = st.builds(score, logit_rows, st.integers(0, VOCAB - 1), st.integers(0, VOCAB))
+ragged_rows = st.lists(scored_rows | st.none(), max_size=12)
+whole_rows = st.lists(st.tuples(logit_rows, st.integers(0, VOCAB - 1)), max_size=5)
+slices = st.builds(
+    slice,
+    st.none() | st.integers(-15, 15),
+    st.none() | st.integers(-15, 15),
+    st.none() | st.sampled_from([-5, -3, -2, -1, 1, 2, 3, 5]),
+)
+
+
+def assert_reads_like(flat: FlatLogprobs, model: Positions) -> None:
+    assert len(flat) == len(model)
+    assert list(flat) == model == flat.to_list()
+    assert flat == model and not flat != model
+    for i, row in enumerate(model):
+        assert flat[i] == row == flat[i - len(model)]
+        assert list(flat[i] or ()) == list(row or ()), "the chosen token stands first, then the order of the row"
+        row_ids, row_values, row_ranks = flat.row_values(i)
+        assert row_ids.tolist() == list(row or ())
+        assert row_values.tolist() == [entry.logprob for entry in (row or {}).values()]
+        assert row_ranks.tolist() == [entry.rank for entry in (row or {}).values()]
+    chosen = flat.chosen_values()
+    assert chosen.dtype == np.float32 and len(chosen) == len(model)
+    for value, row in zip(chosen, model, strict=True):
+        assert np.isnan(value) if row is None else value == next(iter(row.values())).logprob
+
+
+def make_whole(rows: Sequence[tuple[list[float], int]]) -> tuple[FlatLogprobs, list[Entries]]:
+    values = np.array([logits for logits, _ in rows], np.float32).reshape(len(rows), VOCAB)
+    entries = [score(logits, chosen, VOCAB) for logits, chosen in rows]
+    ranks = np.zeros((len(rows), VOCAB), np.int32)
+    for i, row in enumerate(entries):
+        for token_id, _, rank in row:
+            ranks[i, token_id] = rank
+    return FlatLogprobs.from_full_rows(np.array([chosen for _, chosen in rows], np.int32), values, ranks), entries
+
+
+@given(ragged_rows)
+def test_ragged_rows_read_like_the_list_of_dictionaries(rows: list[Entries | None]) -> None:
+    assert_reads_like(make_flat(rows), make_model(rows, has_text=False))
+    assert_reads_like(make_flat(rows).with_text(RowAndToken()), make_model(rows))
+
+
+@given(whole_rows, st.integers(0, 2))
+def test_whole_vocabulary_rows_in_id_order_read_chosen_first_then_falling(
+    rows: list[tuple[list[float], int]], num_none: int
+) -> None:
+    flat, entries = make_whole(rows)
+    flat = flat.with_none_positions(num_none)
+    assert flat.num_none == num_none
+    assert_reads_like(flat.with_text(RowAndToken()), make_model([None] * num_none + entries))
+
+
+@given(st.lists(st.tuples(logit_rows, st.integers(0, VOCAB - 1), st.integers(1, VOCAB)), max_size=6))
+def test_ragged_rows_in_id_order_read_as_in_reading_order(rows: list[tuple[list[float], int, int]]) -> None:
+    entries = [score(*row) for row in rows]
+    by_id = [entry for row in entries for entry in sorted(row)]
+    flat = FlatLogprobs.from_arrays(
+        np.cumsum([0, *map(len, entries)]),
+        np.array([entry[0] for entry in by_id], np.int32),
+        np.array([entry[1] for entry in by_id], np.float32),
+        np.array([entry[2] for entry in by_id], np.int32),
+        chosen_token_ids=np.array([chosen for _, chosen, _ in rows], np.int32),
+        in_id_order=True,
+    )
+    assert_reads_like(flat, make_model(entries, has_text=False))
+    assert_reads_like(flat[::-2], make_model(entries, has_text=False)[::-2])
+    assert_reads_like(flat + make_flat(entries), make_model(entries + entries, has_text=False))
+
+
+@given(ragged_rows, slices, slices)
+def test_a_slice_of_any_step_keeps_the_texts_of_its_own_rows(
+    rows: list[Entries | None], one: slice, two: slice
+) -> None:
+    flat, model = make_flat(rows).with_text(RowAndToken()), make_model(rows)
+    assert_reads_like(flat[one], model[one])
+    assert_reads_like(flat[one][two], model[one][two])
+    assert list(reversed(flat)) == model[::-1]
+
+
+@given(whole_rows, slices)
+def test_a_slice_of_whole_vocabulary_rows(rows: list[tuple[list[float], int]], which: slice) -> None:
+    flat, entries = make_whole(rows)
+    prompt = flat.with_none_positions(1).with_text(RowAndToken())
+    assert_reads_like(prompt[which], make_model([None, *entries])[which])
+
+
+@given(ragged_rows, whole_rows, ragged_rows)
+def test_concatenation_keeps_every_row_whatever_the_parts_are_made_of(
+    first: list[Entries | None], whole: list[tuple[list[float], int]], last: list[Entries | None]
+) -> None:
+    whole_flat, entries = make_whole(whole)
+    parts = [make_flat(first).with_text(RowAndToken()), whole_flat.with_none_positions(1), make_flat(last)]
+    joined = FlatLogprobs.concatenate(parts)
+    assert_reads_like(joined, make_model(first) + make_model([None, *entries, *last], has_text=False))
+    assert joined == parts[0] + parts[1] + parts[2]
+
+
+@given(ragged_rows, st.data())
+def test_pieces_joined_equal_the_whole_and_still_read_their_text_late(
+    rows: list[Entries | None], data: st.DataObject
+) -> None:
+    texts = RowAndToken()
+    whole = make_flat(rows).with_text(texts)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=3)))
+    joined = FlatLogprobs.concatenate(
+        [whole[first:end] for first, end in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
+    )
+    assert texts.num_calls == 0, "joining what belongs together must not decode"
+    assert_reads_like(joined, make_model(rows))
+
+
+@given(ragged_rows, slices)
+def test_pickle_and_deepcopy_store_the_texts(rows: list[Entries | None], which: slice) -> None:
+    flat = make_flat(rows).with_text(RowAndToken())[which]
+    for twin in (
+        pickle.loads(pickle.dumps(flat)),
+        copy.deepcopy(flat),
+        pickle.loads(pickle.dumps(copy.deepcopy(flat))),
+    ):
+        assert_reads_like(twin, make_model(rows)[which])
+        assert_reads_like(twin[::-1], make_model(rows)[which][::-1])
+        assert twin.is_frozen
+    assert copy.copy(flat) is flat
+
+
+@given(whole_rows)
+def test_pickle_of_whole_vocabulary_rows_stores_the_texts(rows: list[tuple[list[float], int]]) -> None:
+    flat, entries = make_whole(rows)
+    assert_reads_like(pickle.loads(pickle.dumps(flat.with_text(RowAndToken()))), make_model(entries))
+
+
+@given(ragged_rows)
+def test_the_parallel_lists_rebuild_the_same_positions_in_vllms_constructor(rows: list[Entries | None]) -> None:
+    flat = make_flat(rows).with_text(RowAndToken())
+    columns: Any = (
+        flat.start_indices,
+        flat.end_indices,
+        flat.token_ids,
+        flat.logprobs,
+        flat.ranks,
+        flat.decoded_tokens,
+    )
+    rebuilt = FlatLogprobs(*columns)
+    assert not rebuilt.is_frozen
+    assert_reads_like(rebuilt, make_model(rows))
+    arrays = flat[1:].to_arrays()
+    assert arrays.row_starts[0] == 0 and arrays.row_starts[-1] == len(arrays.token_ids)
+    assert arrays.values.tolist() == flat[1:].logprobs and arrays.ranks.tolist() == flat[1:].ranks
+
+
+@given(ragged_rows, slices)
+def test_one_that_grows_reads_the_same_as_a_frozen_one(rows: list[Entries | None], which: slice) -> None:
+    model = make_model(rows)
+    grown = FlatLogprobs()
+    for row in model[: len(model) // 2]:
+        grown.append(row)
+    grown.extend(model[len(model) // 2 :])
+    assert_reads_like(grown, model)
+    assert_reads_like(grown[which], model[which])
+    assert grown == make_flat(rows).with_text(RowAndToken())
+    for twin in (pickle.loads(pickle.dumps(grown)), copy.deepcopy(grown), copy.copy(grown)):
+        twin.append(None)
+        assert_reads_like(twin, [*model, None])
+    assert_reads_like(grown, model)
+    assert grown + make_flat(rows) == model + make_model(rows, has_text=False)
+
+
+@given(st.lists(st.lists(scored_rows, max_size=4), max_size=5), st.integers(0, 2))
+def test_a_buffer_gathers_blocks_and_its_snapshots_never_grow(blocks: list[list[Entries]], num_none: int) -> None:
+    buffer = LogprobsBuffer(num_none, texts=RowAndToken())
+    gathered: list[Entries | None] = [None] * num_none
+    snapshots = [(buffer.snapshot(), list(gathered))]
+    for rows in blocks:
+        step = make_flat([[(0, 0.0, 1)], *rows, [(1, 0.0, 1)]])  # its neighbours in the step's block
+        buffer.append_rows(step, 1, 1 + len(rows))
+        gathered.extend(rows)
+        snapshots.append((buffer.snapshot(), list(gathered)))
+        assert len(buffer) == len(gathered)
+    for snapshot, rows_then in snapshots:
+        assert_reads_like(snapshot, make_model(rows_then))
+        tail = buffer.snapshot(len(rows_then))
+        assert_reads_like(tail, make_model(gathered[len(rows_then) :], first_row=len(rows_then)))
+
+
+@given(st.lists(whole_rows | st.lists(scored_rows, max_size=3), max_size=5), st.integers(0, 1))
+def test_a_buffer_takes_rows_of_either_order_in_any_mixture(blocks: list[list[Any]], num_none: int) -> None:
+    buffer = LogprobsBuffer(num_none, texts=RowAndToken())
+    gathered: list[Entries | None] = [None] * num_none
+    snapshots = []
+    for rows in blocks:
+        if rows and isinstance(rows[0], tuple):
+            block, entries = make_whole(rows)
+        else:
+            block, entries = make_flat(rows), rows
+        buffer.append_rows(block)
+        gathered.extend(entries)
+        snapshots.append((buffer.snapshot(), list(gathered)))
+    for snapshot, rows_then in snapshots:
+        assert_reads_like(snapshot, make_model(rows_then))
+
+
+@given(st.lists(st.lists(scored_rows, max_size=3), min_size=1, max_size=5))
+def test_what_is_taken_from_a_buffer_in_pieces_joins_to_the_whole(blocks: list[list[Entries]]) -> None:
+    texts = RowAndToken()
+    buffer, pieces = LogprobsBuffer(1, texts=texts), []
+    for rows in blocks:
+        buffer.append_rows(make_flat(rows))
+        pieces.append(buffer.take())
+        assert len(buffer) == 0 and buffer.num_taken == sum(map(len, pieces))
+    joined = FlatLogprobs.concatenate(pieces)
+    assert texts.num_calls == 0
+    assert_reads_like(joined, make_model([None, *(row for rows in blocks for row in rows)]))
+
+
+def test_a_long_run_of_single_rows_survives_every_growth_of_the_buffer() -> None:
+    step = make_flat([score([-i / 4, -1.0, -2.0, 0.0, 0.0, -3.0, -0.5], i % VOCAB, i % 4) for i in range(16)])
+    buffer = LogprobsBuffer()
+    for i in range(500):
+        buffer.append_rows(step, i % 16, i % 16 + 1)
+    assert buffer.snapshot() == [step[i % 16] for i in range(500)]
+
+
+def test_rows_taken_or_gathered_do_not_keep_the_steps_block_alive() -> None:
+    step = make_flat([[(1, -1.0, 1), (2, -2.0, 2)]] * 4)
+    buffer = LogprobsBuffer()
+    buffer.append_rows(step, 1, 3)
+    for own in (step.take_rows(1, 3), buffer.snapshot()):
+        for mine, theirs in zip(own.row_values(0), step.row_values(1), strict=True):
+            assert mine.tolist() == theirs.tolist() and not np.shares_memory(mine, theirs)
+
+
+def test_a_rectangle_loses_exactly_what_lies_beyond_each_rows_entries() -> None:
+    token_ids = np.array([[3, 1, -7], [2, -7, -7], [5, 6, 4]], np.int32)
+    values = np.array([[-1.0, -0.5, 9], [-2.0, 9, 9], [-0.25, -0.5, -0.75]], np.float32)
+    ranks = np.array([[2, 1, 99], [7, 99, 99], [1, 2, 3]], np.int32)
+    flat = FlatLogprobs.from_rectangle(token_ids, values, ranks, np.array([2, 1, 3], np.int32))
+    assert flat == [
+        {3: Logprob(-1.0, 2), 1: Logprob(-0.5, 1)},
+        {2: Logprob(-2.0, 7)},
+        {5: Logprob(-0.25, 1), 6: Logprob(-0.5, 2), 4: Logprob(-0.75, 3)},
+    ]
+
+
+def test_a_value_is_the_float32_that_was_computed_as_a_python_float() -> None:
+    value = np.float32(-0.1)
+    entry = make_flat([[(5, float(value), 1)]])[0]
+    assert entry is not None
+    assert type(entry[5].logprob) is float and entry[5].logprob == float(value)
+    assert type(next(iter(entry))) is int and type(entry[5].rank) is int
+
+
+def test_texts_are_asked_for_only_when_somebody_looks_and_only_for_that_row() -> None:
+    texts = RowAndToken()
+    flat = make_flat([[(1, -1.0, 1)], [(2, -2.0, 1)], [(3, -3.0, 1)]]).with_text(texts, first_row=10)
+    assert len(flat) == 3 and len(flat[1:]) == 2 and flat.chosen_values()[2] == -3.0
+    assert texts.num_calls == 0
+    assert flat[1:][0] == {2: Logprob(-2.0, 1, "11:2")}
+    assert texts.num_calls == 1
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        lambda flat: flat.append(None),
+        lambda flat: flat.append_fast([1], [-1.0], [1], [None]),
+        lambda flat: flat.extend([]),
+        lambda flat: flat.extend([{1: Logprob(-1.0)}]),
+        lambda flat: flat.insert(0, None),
+        lambda flat: flat.__setitem__(0, None),
+        lambda flat: flat.__delitem__(0),
+        lambda flat: flat.pop(),
+        lambda flat: flat.remove(flat[0]),
+        lambda flat: flat.clear(),
+        lambda flat: flat.reverse(),
+    ],
+)
+def test_what_the_engine_made_is_frozen(mutate: Any) -> None:
+    flat = make_flat([[(1, -1.0, 1)]])
+    with pytest.raises(TypeError, match=r"to_list\(\)"):
+        mutate(flat)
+    assert flat == [{1: Logprob(-1.0, 1)}]
+    with pytest.raises(ValueError, match="read-only"):
+        flat.row_values(0).values[0] = 0
+    with pytest.raises(ValueError, match="read-only"):
+        flat.chosen_values()[0] = 0
+
+
+def test_adding_a_list_gives_a_list_and_plus_equals_leaves_the_frozen_one_alone() -> None:
+    flat, plain = make_flat([[(1, -1.0, 1)]]), [{2: Logprob(-2.0, 1)}]
+    assert flat + plain == [*flat, *plain] and type(flat + plain) is list
+    assert plain + flat == [*plain, *flat] and type(plain + flat) is list
+    gathered: Any = flat
+    gathered += make_flat([[(3, -3.0, 1)]])
+    assert gathered == [{1: Logprob(-1.0, 1)}, {3: Logprob(-3.0, 1)}] and len(flat) == 1
+    plain += flat
+    assert plain == [{2: Logprob(-2.0, 1)}, {1: Logprob(-1.0, 1)}]
+    assert {1: Logprob(-1.0, 1)} in flat and None not in flat and flat.index({1: Logprob(-1.0, 1)}) == 0
+
+
+def test_indices_follow_the_rules_of_a_list() -> None:
+    flat = make_flat([[(1, -1.0, 1)], None])
+    assert flat[-2] == {1: Logprob(-1.0, 1)} and flat[np.int64(1)] is None
+    for i in (2, -3):
+        with pytest.raises(IndexError):
+            flat[i]
+    with pytest.raises(TypeError, match="str"):
+        flat["0"]  # type: ignore[call-overload]
+    assert (flat == "no list") is False and flat != [None] and flat != [None, None]
+    with pytest.raises(TypeError):
+        hash(flat)
+
+
+def test_vllms_layout_with_the_chosen_token_stored_twice_reads_as_one_entry_in_first_place() -> None:
+    flat = FlatLogprobs()
+    flat.append_fast([7, 9, 7], [-0.5, -0.25, -0.5], [9, 1, 2], ["a", "b", "a"])
+    assert flat.start_indices == [0] and flat.end_indices == [3] and flat.token_ids == [7, 9, 7]
+    row = flat[0]
+    assert row == {7: Logprob(-0.5, 2, "a"), 9: Logprob(-0.25, 1, "b")} and list(row) == [7, 9]
+
+
+def test_one_that_grows_keeps_the_callers_own_floats_and_missing_ranks() -> None:
+    flat = FlatLogprobs()
+    flat.append({1: Logprob(-0.1)})
+    assert flat[0] == {1: Logprob(-0.1, None, None)}
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 4, 5000])
+def test_repr_stays_within_a_screen(num_rows: int) -> None:
+    texts = RowAndToken()
+    flat = make_flat([[(t, -t / 4, t + 1) for t in range(100)]] * num_rows).with_text(texts)
+    shown = repr(flat)
+    assert shown.startswith(f"FlatLogprobs({num_rows} positions: [") and len(shown) < 1000
+    assert shown.count("rank 1") == min(num_rows, 3)
+
+
+def test_making_frozen_rows_costs_the_same_for_a_million_entries_as_for_one() -> None:
+    """No dictionary, list or copy of the entries is made: the object holds the arrays that it was given."""
+    ids, values, ranks = np.zeros(10**6, np.int32), np.zeros(10**6, np.float32), np.ones(10**6, np.int32)
+    flat = FlatLogprobs.from_arrays(np.array([0, 10**6]), ids, values, ranks)
+    assert all(
+        np.shares_memory(mine, given) for mine, given in zip(flat.row_values(0), (ids, values, ranks), strict=True)
+    )
+
+
+settings.register_profile("quick", max_examples=60, deadline=None, derandomize=True)
+settings.load_profile("quick")

@@ -1,0 +1,122 @@
+"""The engine's frozen configuration: what every layer may read and none may change.
+
+`EngineArgs.create_engine_config()` makes it from what the user passed; the core settles what only it can know
+(KV blocks, the model length that fits) and hands that back in `EngineCoreReady`.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+LOGPROBS_MODES: tuple[str, ...] = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
+SchedulingPolicy = Literal["fcfs", "priority"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """The shape of a decoder, read from config.json or from GGUF metadata, under one set of names."""
+
+    architecture: str  # "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_scaling: dict[str, Any] | None = None  # rope_type and its own parameters, HF names
+    tie_word_embeddings: bool = False
+    sliding_window: int | None = None
+    sliding_window_layers: tuple[int, ...] | None = None  # None: every layer, when sliding_window is set
+    attention_bias: bool = False  # on q, k, v
+    attention_out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False  # RMSNorm on each head's q and k (Qwen3)
+    hidden_act: str = "silu"
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    dtype: str = "float32"  # of the checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which model, from where, in which numbers, and what it allows."""
+
+    model: str  # as the user named it
+    path: str  # a Hugging Face folder or a .gguf file on this machine
+    tokenizer: str  # path of the tokenizer's folder or .gguf file
+    tokenizer_mode: str = "auto"
+    skip_tokenizer_init: bool = False
+    trust_remote_code: bool = False
+    transformer: TransformerConfig
+    dtype: str = "auto"  # "auto", "float32", "bfloat16", "float16"; the worker resolves auto
+    seed: int = 0
+    max_model_len: int
+    max_model_len_is_given: bool = False  # by the user: then it is not lowered to what the KV pool holds
+    max_logprobs: int = 20  # −1: no cap
+    logprobs_mode: LogprobsMode = "raw_logprobs"
+    generation_config: dict[str, Any] = field(default_factory=dict)  # of the checkpoint, overrides applied
+    generation_eos_token_ids: tuple[int, ...] = ()  # beyond the primary one
+    served_model_name: str | None = None
+    revision: str | None = None
+    hf_config: dict[str, Any] = field(default_factory=dict)  # config.json as it is (empty for GGUF)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.transformer.vocab_size
+
+    def get_vocab_size(self) -> int:
+        return self.transformer.vocab_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """The paged KV cache."""
+
+    block_size: int = 16
+    gpu_memory_utilization: float | None = None  # None: not given (a CPU then ignores it; CUDA takes 0.92)
+    kv_cache_memory_bytes: int | None = None
+    cpu_kv_cache_space_gib: float | None = None  # VLLM_CPU_KVCACHE_SPACE
+    enable_prefix_caching: bool = True
+    kv_cache_dtype: str = "auto"
+    num_gpu_blocks_override: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """How steps are filled."""
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 4096
+    enable_chunked_prefill: bool = True
+    policy: SchedulingPolicy = "fcfs"
+    long_prefill_token_threshold: int = 0  # 0: no threshold
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadConfig:
+    """How weights are read."""
+
+    load_format: str = "auto"  # "auto", "safetensors", "pt", "gguf", "dummy"
+    download_dir: str | None = None
+    hf_token: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmConfig:
+    """All of it."""
+
+    model_config: ModelConfig
+    cache_config: CacheConfig = CacheConfig()
+    scheduler_config: SchedulerConfig = SchedulerConfig()
+    load_config: LoadConfig = LoadConfig()
+    device: str = "auto"  # "auto", "cpu", "cuda", "cuda:1"
+
+    def with_max_model_len(self, max_model_len: int) -> "VllmConfig":
+        """Return the same with the model length that the core settled on."""
+        model_config = dataclasses.replace(self.model_config, max_model_len=max_model_len)
+        return dataclasses.replace(self, model_config=model_config)

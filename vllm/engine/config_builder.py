@@ -1,0 +1,217 @@
+"""From checked arguments to `VllmConfig`: what the checkpoint says, what the user said, and the limits of both."""
+
+import json
+import math
+import pathlib
+import re
+from typing import Any, cast
+
+from vllm import envs, platforms
+from vllm.checkpoints import (
+    Checkpoint,
+    derive_model_len_limits,
+    read_generation_eos_token_ids,
+    read_transformer_config,
+    resolve_checkpoint,
+)
+from vllm.config import (
+    LOGPROBS_MODES,
+    CacheConfig,
+    LoadConfig,
+    LogprobsMode,
+    ModelConfig,
+    SchedulerConfig,
+    SchedulingPolicy,
+    TransformerConfig,
+    VllmConfig,
+)
+from vllm.exceptions import VLLMUnsupportedError, VLLMValidationError
+
+DTYPE_NAMES = {
+    "auto": "auto",
+    "float": "float32",
+    "float32": "float32",
+    "half": "float16",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+}
+LOAD_FORMATS = {"auto": "auto", "hf": "auto", "safetensors": "safetensors", "pt": "pt", "gguf": "gguf", "dummy": "dummy"}
+TOKENIZER_MODES = ("auto", "hf", "slow")
+UNIT_SIZES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def build_vllm_config(args: dict[str, Any]) -> VllmConfig:
+    """Return the configuration for the served arguments `args` of `EngineArgs`, by their names."""
+    dtype = _choose(args, "dtype", str(args["dtype"]).removeprefix("torch."), DTYPE_NAMES)
+    load_format = _choose(args, "load_format", args["load_format"], LOAD_FORMATS)
+    device = _check_device(args["device"])
+    hf_token = args["hf_token"] if isinstance(args["hf_token"], str) else None
+    checkpoint = resolve_checkpoint(args["model"], args["revision"], hf_token, args["download_dir"])
+    transformer = read_transformer_config(checkpoint)
+    max_model_len = _settle_max_model_len(args["max_model_len"], transformer)
+    generation_config, eos_token_ids = _read_generation_config(args, checkpoint)
+    names = args["served_model_name"]
+    return VllmConfig(
+        model_config=ModelConfig(
+            model=args["model"],
+            path=checkpoint.path,
+            tokenizer=_find_tokenizer(args, checkpoint, hf_token),
+            tokenizer_mode=_choose(args, "tokenizer_mode", args["tokenizer_mode"], {m: m for m in TOKENIZER_MODES}),
+            skip_tokenizer_init=bool(args["skip_tokenizer_init"]),
+            trust_remote_code=bool(args["trust_remote_code"]),
+            transformer=transformer,
+            dtype=dtype,
+            seed=_check_whole(args, "seed", lowest=-(2**63)),
+            max_model_len=max_model_len,
+            max_model_len_is_given=args["max_model_len"] not in (None, -1, "auto", "-1"),
+            max_logprobs=_check_whole(args, "max_logprobs", lowest=-1),
+            logprobs_mode=cast(
+                LogprobsMode, _choose(args, "logprobs_mode", args["logprobs_mode"], {m: m for m in LOGPROBS_MODES})
+            ),
+            generation_config=generation_config,
+            generation_eos_token_ids=eos_token_ids,
+            served_model_name=names[0] if isinstance(names, list | tuple) and names else names or None,
+            revision=args["revision"],
+            hf_config=checkpoint.config,
+        ),
+        cache_config=_build_cache_config(args),
+        scheduler_config=_build_scheduler_config(args, max_model_len, device),
+        load_config=LoadConfig(load_format=load_format, download_dir=args["download_dir"], hf_token=hf_token),
+        device=device,
+    )
+
+
+def parse_whole(name: str, value: Any) -> int:
+    """Return `value` as an int; text such as 16k (16,000), 16K (16,384) or 25.6k is read too.
+
+    Raises:
+        VLLMValidationError: it is neither.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        found = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kmgKMG]?)", value.strip())
+        if found:
+            number = float(found[1]) * UNIT_SIZES.get(found[2], 1)
+            if number == int(number):
+                return int(number)
+    raise VLLMValidationError(
+        f"{name} must be a whole number, such as 16384, 16k or 16K", parameter=name, value=value
+    )
+
+
+def _check_whole(args: dict[str, Any], name: str, lowest: int) -> int:
+    number = parse_whole(name, args[name])
+    if number < lowest:
+        raise VLLMValidationError(f"{name} must be at least {lowest}; got {number}", parameter=name, value=number)
+    return number
+
+
+def _choose(args: dict[str, Any], name: str, value: Any, choices: dict[str, str]) -> str:
+    if value not in choices:
+        raise VLLMValidationError(
+            f"{name} must be one of {', '.join(choices)}; got {value!r}", parameter=name, value=args[name]
+        )
+    return choices[value]
+
+
+def _check_device(device: Any) -> str:
+    if not isinstance(device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        raise VLLMValidationError("device must be auto, cpu, cuda or cuda:N", parameter="device", value=device)
+    return device
+
+
+def _settle_max_model_len(given: Any, transformer: TransformerConfig) -> int:
+    limits = derive_model_len_limits(transformer)
+    if given is None or given in (-1, "auto", "-1"):
+        return limits.default
+    number = parse_whole("max_model_len", given)
+    if not 1 <= number <= limits.largest:
+        raise VLLMValidationError(
+            f"max_model_len must be from 1 to {limits.largest}, the most that this model's positions allow; got {number}",
+            parameter="max_model_len",
+            value=number,
+        )
+    return number
+
+
+def _find_tokenizer(args: dict[str, Any], checkpoint: Checkpoint, hf_token: str | None) -> str:
+    name = args["tokenizer"]
+    if name is None or name == args["model"]:
+        return checkpoint.path
+    if pathlib.Path(name).exists():
+        return str(name)
+    return resolve_checkpoint(name, args["tokenizer_revision"], hf_token, args["download_dir"]).path
+
+
+def _read_generation_config(args: dict[str, Any], checkpoint: Checkpoint) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """Return the sampling defaults and the end tokens.
+
+    The end tokens are the model's nature, so they are read under "vllm" too. Without a generation config the
+    end tokens of config.json stand for it.
+    """
+    source = args["generation_config"]
+    found = checkpoint.generation_config
+    if source not in ("auto", "vllm"):
+        path = pathlib.Path(source) / "generation_config.json"
+        try:
+            found = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise VLLMValidationError(
+                f'generation_config must be "auto", "vllm" or a folder with generation_config.json: {error}',
+                parameter="generation_config",
+                value=source,
+            ) from error
+    end_tokens = found if "eos_token_id" in found else {"eos_token_id": checkpoint.config.get("eos_token_id")}
+    overrides = args["override_generation_config"] or {}
+    return {**({} if source == "vllm" else found), **overrides}, read_generation_eos_token_ids({**end_tokens, **overrides})
+
+
+def _build_cache_config(args: dict[str, Any]) -> CacheConfig:
+    share = args["gpu_memory_utilization"]
+    if share is not None and not (isinstance(share, int | float) and math.isfinite(share) and 0 < share <= 1):
+        raise VLLMValidationError(
+            "gpu_memory_utilization must be above 0 and at most 1", parameter="gpu_memory_utilization", value=share
+        )
+    if args["kv_cache_dtype"] != "auto":
+        raise VLLMUnsupportedError(
+            "kv_cache_dtype is not supported: the cache holds the model's dtype; use auto",
+            parameter="kv_cache_dtype",
+            value=args["kv_cache_dtype"],
+        )
+    whole = {
+        name: None if args[name] is None else _check_whole(args, name, lowest=1)
+        for name in ("kv_cache_memory_bytes", "num_gpu_blocks_override")
+    }
+    return CacheConfig(
+        block_size=16 if args["block_size"] is None else _check_whole(args, "block_size", lowest=1),
+        gpu_memory_utilization=share,
+        kv_cache_memory_bytes=whole["kv_cache_memory_bytes"],
+        cpu_kv_cache_space_gib=envs.cpu_kvcache_space(),
+        enable_prefix_caching=bool(args["enable_prefix_caching"]),
+        num_gpu_blocks_override=whole["num_gpu_blocks_override"],
+    )
+
+
+def _build_scheduler_config(args: dict[str, Any], max_model_len: int, device: str) -> SchedulerConfig:
+    chunked = bool(args["enable_chunked_prefill"])
+    if args["max_num_batched_tokens"] is None:
+        budget = 8192 if platforms.guess_device(device).startswith("cuda") else 4096
+        budget = budget if chunked else max(budget, max_model_len)
+    else:
+        budget = _check_whole(args, "max_num_batched_tokens", lowest=1)
+    if not chunked and budget < max_model_len:
+        raise VLLMValidationError(
+            f"max_num_batched_tokens must be at least max_model_len ({max_model_len}) without chunked prefill; got "
+            f"{budget} (raise it, lower max_model_len, or leave enable_chunked_prefill on)",
+            parameter="max_num_batched_tokens",
+            value=budget,
+        )
+    policies = {"fcfs": "fcfs", "priority": "priority"}
+    return SchedulerConfig(
+        max_num_seqs=256 if args["max_num_seqs"] is None else _check_whole(args, "max_num_seqs", lowest=1),
+        max_num_batched_tokens=budget,
+        enable_chunked_prefill=chunked,
+        policy=cast(SchedulingPolicy, _choose(args, "scheduling_policy", args["scheduling_policy"], policies)),
+        long_prefill_token_threshold=_check_whole(args, "long_prefill_token_threshold", lowest=0),
+    )

@@ -1,0 +1,1 @@
+"""Models and what loads them: token ids to hidden states to logits."""

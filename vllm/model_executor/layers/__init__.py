@@ -1,0 +1,1 @@
+"""The parts that decoders are built from."""

@@ -1,0 +1,39 @@
+"""Token embedding and language-model head; tied models hold one matrix for both."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+# Rows of a narrow head that are widened to float32 at a time on a CPU: 8,192 · 4,096 numbers are 128 MiB.
+_MAX_WIDENED_NUMBERS = 1 << 25
+
+
+class Embedding(nn.Module):
+    """Token id → row of the matrix."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size, dtype=dtype), requires_grad=False)
+
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:  # [num_tokens] int64 → [num_tokens, hidden_size]
+        return F.embedding(token_ids, self.weight)
+
+
+def compute_float32_product(
+    hidden: torch.Tensor,  # [num_rows, hidden_size]
+    weight: torch.Tensor,  # [vocab_size, hidden_size]
+    out: torch.Tensor | None = None,  # [num_rows, vocab_size] float32
+) -> torch.Tensor:  # [num_rows, vocab_size] float32
+    """Return hidden · weightᵀ with float32 results: logits are never rounded to the weights' narrower type."""
+    if weight.dtype == torch.float32:
+        return torch.mm(hidden.float(), weight.t()) if out is None else torch.mm(hidden.float(), weight.t(), out=out)
+    if out is None:
+        out = torch.empty(hidden.shape[0], weight.shape[0], dtype=torch.float32, device=hidden.device)
+    if weight.device.type == "cuda":
+        return torch.mm(hidden.to(weight.dtype), weight.t(), out_dtype=torch.float32, out=out)
+    hidden = hidden.float()
+    num_rows = max(1, _MAX_WIDENED_NUMBERS // weight.shape[1])
+    for first in range(0, weight.shape[0], num_rows):
+        part = weight[first : first + num_rows].float()
+        out[:, first : first + part.shape[0]] = torch.mm(hidden, part.t())
+    return out

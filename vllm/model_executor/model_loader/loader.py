@@ -1,0 +1,107 @@
+"""From configuration to a model with its weights in place.
+
+The model is first made without memory; names and shapes are compared with the checkpoint's; only then is memory taken
+and each weight copied into its place, so a damaged checkpoint costs neither time nor memory.
+"""
+
+import logging
+import pathlib
+
+import torch
+from torch import nn
+
+from vllm import platforms
+from vllm.checkpoints.gguf_file import open_gguf
+from vllm.config import LoadConfig, ModelConfig, VllmConfig
+from vllm.exceptions import ModelLoadError
+from vllm.logger import init_logger, log_once
+from vllm.model_executor.model_loader.gguf_weights import GgufSource
+from vllm.model_executor.model_loader.hf_weights import open_folder
+from vllm.model_executor.model_loader.weight_source import WeightSource
+from vllm.model_executor.models.llama import LlamaForCausalLM
+from vllm.model_executor.models.registry import ModelRegistry
+from vllm.model_executor.weights import check_weights
+from vllm.v1.attention import get_attention_backend
+
+logger = init_logger(__name__)
+
+_DUMMY_SPREAD = 0.02  # of random weights; norms are drawn around 1
+
+
+def resolve_dtype(dtype: str, checkpoint_dtype: str, device: str) -> torch.dtype:
+    """Return the type to compute in.
+
+    dtype: "auto", "float32", "bfloat16", "float16" (also "float", "half"); "auto" is the checkpoint's, unless `device`
+    ("cpu", "cuda", …) computes it slowly: then float32, said in the log.
+
+    Raises:
+        ModelLoadError: another name.
+    """
+    name = {"float": "float32", "half": "float16"}.get(dtype, dtype)
+    if name == "auto":
+        name = checkpoint_dtype
+        if not platforms.has_fast_dtype(name, device.partition(":")[0]):
+            message = (
+                f"computing in float32: this {device} has no units for the checkpoint's {name} (dtype={name} insists)"
+            )
+            log_once(logger.name, logging.INFO, message)
+            name = "float32"
+    if name not in ("float32", "bfloat16", "float16"):
+        raise ModelLoadError(f"dtype must be auto, float32, bfloat16 or float16; got {dtype!r}")
+    return getattr(torch, name)
+
+
+def load_model(vllm_config: VllmConfig, dtype: torch.dtype, device: torch.device) -> LlamaForCausalLM:
+    """Return the model with its weights on `device` in `dtype`.
+
+    Raises:
+        ModelLoadError: missing, unexpected or mis-shaped weights (listed), or a damaged file.
+    """
+    model_config, load_config = vllm_config.model_config, vllm_config.load_config
+    config = model_config.transformer
+    # Weights are changed later, outside inference mode: they must not be born inside it.
+    with torch.inference_mode(False), torch.no_grad():
+        with torch.device("meta"):
+            model = ModelRegistry.resolve(config.architecture)(
+                config, dtype, model_config.max_model_len, get_attention_backend(device)
+            )
+        if load_config.load_format == "dummy":
+            _take_memory(model, device)
+            _fill_at_random(model, model_config.seed)
+            return model.eval()
+        source = _open_source(model_config, load_config)
+        check_weights(model.get_slots(), source.read_shapes(), source.where, is_tied=config.tie_word_embeddings)
+        _take_memory(model, device)
+        model.load_weights(source.iterate())
+        return model.eval()
+
+
+def _open_source(model_config: ModelConfig, load_config: LoadConfig) -> WeightSource:
+    path = pathlib.Path(model_config.path)
+    if path.is_dir():
+        return open_folder(path, load_config.load_format)
+    if load_config.load_format not in ("auto", "gguf"):
+        raise ModelLoadError(f"load_format {load_config.load_format!r} does not read {path} (auto and gguf do)")
+    return GgufSource(open_gguf(path), model_config.transformer)
+
+
+def _take_memory(model: LlamaForCausalLM, device: torch.device) -> None:
+    """Give each parameter uninitialised memory (Module.to_empty does too, but imports sympy for it: 1.1 s)."""
+    try:
+        for module in model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                memory = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+                setattr(module, name, nn.Parameter(memory, requires_grad=False))
+    except RuntimeError as error:
+        raise ModelLoadError(
+            f"no memory on {device} for {model.weights_bytes() >> 20} MiB of weights: {error}"
+        ) from error
+
+
+def _fill_at_random(model: LlamaForCausalLM, seed: int) -> None:
+    """Draw every weight: the same for the same seed on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        centre = 1.0 if "norm" in name else 0.0
+        noise = torch.empty(parameter.shape, dtype=torch.float32).normal_(centre, _DUMMY_SPREAD, generator=generator)
+        parameter.data.copy_(noise)

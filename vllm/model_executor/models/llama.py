@@ -1,0 +1,190 @@
+"""The Llama decoder and its family: token ids and positions in, hidden states and float32 logits out.
+
+Mistral, Qwen2 and Qwen3 differ from it in what `TransformerConfig` says (window, biases, norms on q and k), so one
+implementation serves them; the classes in registry.py keep the names.
+
+    embed → layers × [norm → qkv → rotate → paged attention → o → +] [norm → gate·up → down → +] → norm
+"""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+
+from vllm.config import TransformerConfig
+from vllm.exceptions import ModelLoadError
+from vllm.model_executor.layers.activation import ACTIVATIONS, gate_and_multiply
+from vllm.model_executor.layers.embedding import Embedding, compute_float32_product
+from vllm.model_executor.layers.linear import Linear
+from vllm.model_executor.layers.norm import RMSNorm
+from vllm.model_executor.layers.rotary import RotaryEmbedding, Rotation, rotate
+from vllm.model_executor.weights import WeightSlot, collect_slots, is_ignored, list_names, to_canonical_name
+from vllm.v1.attention import AttentionBackend, AttentionMetadata
+
+
+class LlamaAttention(nn.Module):
+    """Grouped-query attention over the paged KV cache."""
+
+    def __init__(self, config: TransformerConfig, layer: int, dtype: torch.dtype, backend: AttentionBackend) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = config.head_dim
+        kv_size = self.num_kv_heads * self.head_dim
+        parts = {"q_proj": self.num_heads * self.head_dim, "k_proj": kv_size, "v_proj": kv_size}
+        self.qkv_proj = Linear(config.hidden_size, parts, has_bias=config.attention_bias, dtype=dtype)
+        self.o_proj = Linear(
+            self.num_heads * self.head_dim, config.hidden_size, has_bias=config.attention_out_bias, dtype=dtype
+        )
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, dtype) if config.qk_norm else None
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, dtype) if config.qk_norm else None
+        layers = config.sliding_window_layers
+        self.sliding_window = config.sliding_window if layers is None or layer in layers else None
+        self.scale = self.head_dim**-0.5
+        self.paged_attention = backend.paged_attention
+
+    def forward(
+        self,
+        hidden: torch.Tensor,  # [num_tokens, hidden_size]
+        rotation: Rotation,
+        kv_cache: torch.Tensor,  # [2, num_blocks, block_size, num_kv_heads, head_dim]
+        attn: AttentionMetadata,
+    ) -> torch.Tensor:  # [num_tokens, hidden_size]
+        num_turned = self.num_heads + self.num_kv_heads
+        heads = self.qkv_proj(hidden).view(hidden.shape[0], num_turned + self.num_kv_heads, self.head_dim)
+        turned, value = heads[:, :num_turned], heads[:, num_turned:]
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = turned.split((self.num_heads, self.num_kv_heads), dim=1)
+            turned = torch.cat((self.q_norm(query), self.k_norm(key)), dim=1)
+        query, key = rotate(turned, rotation).split((self.num_heads, self.num_kv_heads), dim=1)
+        attended = self.paged_attention(query, key, value, kv_cache, attn, self.scale, self.sliding_window)
+        return self.o_proj(attended.flatten(1))
+
+
+class LlamaMLP(nn.Module):
+    """The gated feed-forward part."""
+
+    def __init__(self, config: TransformerConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        size = config.intermediate_size
+        parts = {"gate_proj": size, "up_proj": size}
+        self.gate_up_proj = Linear(config.hidden_size, parts, has_bias=config.mlp_bias, dtype=dtype)
+        self.down_proj = Linear(size, config.hidden_size, has_bias=config.mlp_bias, dtype=dtype)
+        self.activation = ACTIVATIONS[config.hidden_act]
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:  # [num_tokens, hidden_size], the same shape out
+        return self.down_proj(gate_and_multiply(self.gate_up_proj(hidden), self.activation))
+
+
+class LlamaLayer(nn.Module):
+    """One block; `hidden` is the residual stream and is changed in place."""
+
+    def __init__(self, config: TransformerConfig, layer: int, dtype: torch.dtype, backend: AttentionBackend) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.self_attn = LlamaAttention(config, layer, dtype, backend)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.mlp = LlamaMLP(config, dtype)
+
+    def forward(
+        self, hidden: torch.Tensor, rotation: Rotation, kv_cache: torch.Tensor, attn: AttentionMetadata
+    ) -> torch.Tensor:
+        hidden += self.self_attn(self.input_layernorm(hidden), rotation, kv_cache, attn)
+        hidden += self.mlp(self.post_attention_layernorm(hidden))
+        return hidden
+
+
+class LlamaModel(nn.Module):
+    """The decoder below its head; module names are the checkpoint's."""
+
+    def __init__(self, config: TransformerConfig, dtype: torch.dtype, backend: AttentionBackend) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype)
+        self.layers = nn.ModuleList(
+            LlamaLayer(config, layer, dtype, backend) for layer in range(config.num_hidden_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+
+
+class LlamaForCausalLM(nn.Module):
+    """The decoder with its head.
+
+    on_weights_changed: called after each `load_weights`, whether it succeeded or stopped half-way: what was computed
+    with the old weights (cached keys and values, packed copies) is no longer true.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, dtype: torch.dtype, max_model_len: int, backend: AttentionBackend
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.dtype = dtype
+        self.model = LlamaModel(config, dtype, backend)
+        self.lm_head = (
+            None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size, dtype=dtype)
+        )
+        self.rotary = RotaryEmbedding(config, max_model_len)
+        self.on_weights_changed: list[Callable[[], None]] = []
+        self._slots: dict[str, WeightSlot] | None = None
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,  # [num_tokens] int64
+        positions: torch.Tensor,  # [num_tokens] int64
+        kv_caches: list[torch.Tensor],  # a layer: [2, num_blocks, block_size, num_kv_heads, head_dim]
+        attn: AttentionMetadata,
+    ) -> torch.Tensor:  # [num_tokens, hidden_size], after the final norm
+        rotation = self.rotary.make_rotation(positions)
+        hidden = self.model.embed_tokens(input_ids)
+        for layer, kv_cache in zip(self.model.layers, kv_caches, strict=True):
+            hidden = layer(hidden, rotation, kv_cache, attn)
+        return self.model.norm(hidden)
+
+    def compute_logits(
+        self,
+        hidden: torch.Tensor,  # [num_rows, hidden_size]
+        out: torch.Tensor | None = None,  # [num_rows, vocab_size] float32, filled and returned when given
+    ) -> torch.Tensor:  # [num_rows, vocab_size] float32
+        """Return the logits of the checkpoint's whole vocabulary, products and results in float32."""
+        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        return compute_float32_product(hidden, head.weight, out)
+
+    def expected_weight_names(self) -> set[str]:
+        """Return the names, without "model.", of the weights that the model is made of."""
+        return set(self.get_slots())
+
+    def get_slots(self) -> dict[str, WeightSlot]:
+        """Return canonical name → place of each weight."""
+        if self._slots is None:
+            self._slots = collect_slots(self)
+        return self._slots
+
+    @torch.no_grad()
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Copy weights in, one Hugging Face name at a time: any order, any subset, on any device, of any float type.
+
+        Fused slots are filled by their parts' names; "model." in front of a name may be left out; lm_head.weight is
+        passed over where it is tied to the embedding. Returns the names that came.
+
+        Raises:
+            ModelLoadError: an unknown name or a wrong shape; weights that came before it have been replaced.
+        """
+        slots, loaded, unknown = self.get_slots(), set(), []
+        try:
+            for name, tensor in weights:
+                canonical = to_canonical_name(name)
+                if canonical in slots:
+                    slots[canonical].write(name, tensor)
+                elif not is_ignored(name) and not (canonical == "lm_head.weight" and self.lm_head is None):
+                    unknown.append(name)
+                    continue
+                loaded.add(name)
+        finally:
+            for callback in self.on_weights_changed:
+                callback()
+        if unknown:
+            raise ModelLoadError(f"{type(self).__name__} has no weights named {list_names(unknown)}")
+        return loaded
+
+    def weights_bytes(self) -> int:
+        """Return the bytes that all weights take."""
+        return sum(parameter.nbytes for parameter in self.parameters())

@@ -1,0 +1,22 @@
+"""Attention over the paged KV cache."""
+
+from vllm.v1.attention.backend import AttentionBackend, PagedAttention, get_attention_backend
+from vllm.v1.attention.kv_cache import kv_bytes_per_block, make_kv_caches
+from vllm.v1.attention.metadata import (
+    AttentionMetadata,
+    HostMetadata,
+    compute_positions,
+    make_attention_metadata,
+)
+
+__all__ = [
+    "AttentionBackend",
+    "AttentionMetadata",
+    "HostMetadata",
+    "PagedAttention",
+    "compute_positions",
+    "get_attention_backend",
+    "kv_bytes_per_block",
+    "make_attention_metadata",
+    "make_kv_caches",
+]

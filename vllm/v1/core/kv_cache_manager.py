@@ -1,0 +1,247 @@
+"""Which KV blocks a request owns: allocation, prefix hits, the fork, copy-on-write, and giving blocks back.
+
+A block is written by one owner only. Blocks get several owners in two ways: a prefix hit (always full blocks, which
+nobody writes again) and a fork (the prompt's blocks, the last one perhaps partial). Who writes into a block that others
+own too gets a copy first; the last owner writes in place.
+
+*Idle* blocks are held by requests that wait: the prompt of children that have no seat yet, and what a preempted request
+shares with others. They are the first to go when memory is short, as far as letting them go frees anything.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from hashlib import blake2b
+from itertools import takewhile
+from typing import NamedTuple
+
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.messages import BlockCopy
+from vllm.v1.request import Request, SharedBlocks
+
+# 128 bits: two prefixes with one hash are not to be expected in the life of the universe.
+_HASH_BYTES = 16
+_TOKEN_BYTES = array("i").itemsize
+
+
+class SlotAllocation(NamedTuple):
+    """Blocks that a request got; the copies must run before its first write."""
+
+    new_block_ids: list[int]  # at the end of its table
+    copies: list[BlockCopy]  # at most one, and only when the request enters the batch
+
+
+class KVCacheManager:
+    """The tables of all requests over one pool of blocks."""
+
+    def __init__(self, num_blocks: int, block_size: int, enable_caching: bool) -> None:
+        self.block_size = block_size
+        self.enable_caching = enable_caching
+        self.pool = BlockPool(num_blocks)
+        # What is computed under an older generation stays out of the cache (see reset_prefix_cache).
+        self._generation = 0
+        self._idle: dict[int, Request | SharedBlocks] = {}  # by id(): holders that don't run, with at least one block
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.pool.num_free
+
+    @property
+    def num_used_blocks(self) -> int:
+        return self.pool.num_used
+
+    # ------------------------------------------------------------ prefix cache
+
+    def get_computed_blocks(self, request: Request) -> list[int]:
+        """Return the cached blocks that continue what a waiting request holds; it does not own them yet."""
+        params = request.sampling_params
+        # One with prompt logprobs skips the cache for the scores it owes; num_readable_tokens knows which those are.
+        skips = params.skip_reading_prefix_cache is True and params.prompt_logprobs is None
+        held = self._get_held(request)
+        is_stale = bool(held) and request.cache_generation != self._generation
+        if not self.enable_caching or skips or is_stale or len(held) * self.block_size != request.num_computed_tokens:
+            return []
+        num_blocks = request.num_readable_tokens // self.block_size
+        self._hash_blocks(request, num_blocks)
+        hits: list[int] = []
+        for block_hash in request.block_hashes[len(held) : num_blocks]:
+            block_id = self.pool.find(block_hash)
+            if block_id is None:
+                break
+            hits.append(block_id)
+        return hits
+
+    def cache_full_blocks(self, request: Request) -> None:
+        """Tell the prefix cache of the blocks that the last step filled."""
+        num_full = request.num_computed_tokens // self.block_size
+        first = request.num_cached_blocks
+        if not self.enable_caching or num_full <= first or request.cache_generation != self._generation:
+            return
+        self._hash_blocks(request, num_full)
+        for index in range(first, num_full):
+            self.pool.remember(request.block_ids[index], request.block_hashes[index])
+        request.num_cached_blocks = num_full
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every prefix, with requests running too.
+
+        What those computed so far may be stale (new weights), and so may all that they build on it: their blocks are
+        of an older generation and stay out of the cache until they start again from nothing.
+        """
+        self.pool.forget_all_prefixes()
+        self._generation += 1
+
+    def _hash_blocks(self, request: Request, num_blocks: int) -> None:
+        """Extend the request's chain of hashes: a block's covers its tokens and, by its parent's, all before them."""
+        known = request.block_hashes
+        if len(known) >= num_blocks:
+            return
+        size = self.block_size
+        parent = known[-1] if known else self._hash_salt(request.message.cache_salt)
+        token_bytes = array("i", request.get_token_ids(len(known) * size, num_blocks * size)).tobytes()
+        added = []
+        for start in range(0, len(token_bytes), size * _TOKEN_BYTES):
+            block_bytes = token_bytes[start : start + size * _TOKEN_BYTES]
+            parent = blake2b(parent + block_bytes, digest_size=_HASH_BYTES).digest()
+            added.append(parent)
+        request.block_hashes = (*known, *added)
+
+    @staticmethod
+    def _hash_salt(cache_salt: str | None) -> bytes:
+        return b"" if cache_salt is None else blake2b(cache_salt.encode(), digest_size=_HASH_BYTES).digest()
+
+    # ------------------------------------------------------------ giving and taking blocks
+
+    def allocate_slots(
+        self, request: Request, num_new_tokens: int, hits: Sequence[int] = (), num_spare_blocks: int = 0
+    ) -> SlotAllocation | None:
+        """Give a request room for `num_new_tokens` positions behind what it has computed and the `hits`.
+
+        Returns None, with nothing changed, when fewer than `num_spare_blocks` would stay free.
+        """
+        held = self._get_held(request)
+        first_position = request.num_computed_tokens + len(hits) * self.block_size
+        num_blocks = -(-(first_position + num_new_tokens) // self.block_size)
+        num_added = max(0, num_blocks - len(held) - len(hits))
+        written = first_position // self.block_size
+        must_copy = written < len(held) and self._has_other_owners(request, held[written])
+        num_taken = num_added + must_copy + self.pool.count_ownerless(hits)
+        if num_taken + num_spare_blocks > self.pool.num_free:
+            return None
+
+        if not held:
+            request.cache_generation = self._generation
+        self._take_possession(request)
+        self.pool.touch(hits)
+        request.block_ids += hits
+        request.num_computed_tokens = first_position
+        request.num_cached_blocks += len(hits)
+        copies = []
+        if must_copy:
+            copies.append(BlockCopy(source=request.block_ids[written], target=self.pool.take(1)[0]))
+            self.pool.release([copies[0].source])
+            request.block_ids[written] = copies[0].target
+        new_block_ids = self.pool.take(num_added)
+        request.block_ids += new_block_ids
+        return SlotAllocation(new_block_ids, copies)
+
+    def free(self, request: Request) -> None:
+        """Take everything from a request that ends, wherever it stands."""
+        if request.shared_blocks is not None:
+            self._leave_shared(request.shared_blocks)
+            request.shared_blocks = None
+            return
+        self._idle.pop(id(request), None)
+        self.pool.release(request.block_ids)
+        request.block_ids = []
+
+    def fork(self, family: Request, num_children: int) -> SharedBlocks:
+        """Make the blocks of a family its children's; costs as much as the prompt has blocks, whatever their number."""
+        shared = SharedBlocks(family.block_ids, num_children, family.precedence)
+        family.block_ids = []
+        self._idle[id(shared)] = shared
+        return shared
+
+    def has_lost_blocks(self, child: Request) -> bool:
+        """Say whether a child that waits was to hold more of its prompt than is left of it."""
+        shared = child.shared_blocks
+        return shared is not None and len(shared.block_ids) * self.block_size < child.num_computed_tokens
+
+    def accept_loss(self, child: Request) -> None:
+        """Let a child that waits recompute what `has_lost_blocks` found missing."""
+        shared = child.shared_blocks
+        assert shared is not None, f"{child.request_id} shares nothing"
+        child.num_computed_tokens = len(shared.block_ids) * self.block_size
+
+    # ------------------------------------------------------------ when memory is short
+
+    def frees_anything(self, request: Request) -> bool:
+        """Say whether a preemption of `request` would free a block: one that it owns alone."""
+        return any(self.pool.num_owners[block_id] == 1 for block_id in reversed(request.block_ids))
+
+    def may_grow(self, request: Request) -> bool:
+        """Say whether `request` may yet need another block."""
+        return len(request.block_ids) * self.block_size < request.max_positions
+
+    def release_own_blocks(self, request: Request) -> None:
+        """Take from a preempted request all but the leading blocks that others own too: freeing those frees nothing."""
+        num_owners = self.pool.num_owners
+        num_kept = sum(1 for _ in takewhile(lambda block_id: num_owners[block_id] > 1, request.block_ids))
+        self._cut_table(request, num_kept)
+        if num_kept:
+            self._idle[id(request)] = request
+
+    def reclaim_idle(self, num_blocks: int) -> bool:
+        """Let waiting holders, latest first, give up blocks until `num_blocks` are free; say whether they are.
+
+        Only blocks that no running request owns are given up, with what stands behind them in their table.
+        """
+        if self.pool.num_free < num_blocks and self._idle:
+            holders = sorted(self._idle.values(), key=lambda holder: holder.precedence, reverse=True)
+            num_idle_owners = Counter(block_id for holder in holders for block_id in holder.block_ids)
+            freeable = {b for b, num_owners in num_idle_owners.items() if num_owners == self.pool.num_owners[b]}
+            for holder in holders:
+                if self.pool.num_free >= num_blocks:
+                    break
+                num_kept = sum(1 for _ in takewhile(lambda block_id: block_id not in freeable, holder.block_ids))
+                self._cut_table(holder, num_kept)
+                if num_kept == 0:
+                    del self._idle[id(holder)]
+        return self.pool.num_free >= num_blocks
+
+    def _cut_table(self, holder: Request | SharedBlocks, num_kept: int) -> None:
+        self.pool.release(holder.block_ids[num_kept:])
+        del holder.block_ids[num_kept:]
+        if isinstance(holder, Request):
+            holder.num_computed_tokens = min(holder.num_computed_tokens, num_kept * self.block_size)
+            holder.num_cached_blocks = min(holder.num_cached_blocks, num_kept)
+
+    # ------------------------------------------------------------ holding what waits
+
+    @staticmethod
+    def _get_held(request: Request) -> list[int]:
+        return request.block_ids if request.shared_blocks is None else request.shared_blocks.block_ids
+
+    def _has_other_owners(self, request: Request, block_id: int) -> bool:
+        shared = request.shared_blocks
+        is_one_of_many = shared is not None and shared.num_holders > 1
+        return is_one_of_many or self.pool.num_owners[block_id] > 1
+
+    def _take_possession(self, request: Request) -> None:
+        """Turn what a waiting request holds into a table of its own."""
+        self._idle.pop(id(request), None)
+        shared = request.shared_blocks
+        if shared is None:
+            return
+        request.shared_blocks = None
+        request.block_ids = shared.block_ids.copy()
+        request.num_cached_blocks = request.num_computed_tokens // self.block_size
+        self.pool.touch(request.block_ids)
+        self._leave_shared(shared)
+
+    def _leave_shared(self, shared: SharedBlocks) -> None:
+        shared.num_holders -= 1
+        if shared.num_holders == 0:
+            self._idle.pop(id(shared), None)
+            self.pool.release(shared.block_ids)
+            shared.block_ids = []

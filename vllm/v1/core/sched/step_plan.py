@@ -1,0 +1,71 @@
+"""One step's `SchedulerOutput` while it is being put together."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from vllm.v1.core.kv_cache_manager import SlotAllocation
+from vllm.v1.messages import BlockCopy, NewRequest, PromptRange, RunningRequests, SchedulerOutput
+from vllm.v1.request import Request
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """Who runs in this step, and how many positions the budget still holds."""
+
+    budget: int
+    is_short_of_memory: bool = False
+    num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
+    new_requests: list[NewRequest] = field(default_factory=list)
+    running: RunningRequests = field(
+        default_factory=lambda: RunningRequests(request_ids=[], new_block_ids=[], num_computed_tokens=[])
+    )
+    prompt_ranges: dict[str, PromptRange] = field(default_factory=dict)
+    block_copies: list[BlockCopy] = field(default_factory=list)
+
+    def add_new(self, request: Request, num_tokens: int, allocation: SlotAllocation) -> None:
+        """Let a request enter the runner's batch and run."""
+        message = request.message
+        self.new_requests.append(
+            NewRequest(
+                request_id=request.request_id,
+                token_ids=message.prompt_token_ids + request.output_token_ids,
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_computed_tokens=request.num_computed_tokens,
+                block_ids=request.block_ids.copy(),
+                sampling_params=request.sampling_params,
+                seeds=request.seeds,
+                min_tokens_stop_ids=message.min_tokens_stop_ids,
+                bad_words_token_ids=message.bad_words_token_ids,
+            )
+        )
+        self.block_copies += allocation.copies
+        self._add(request, num_tokens)
+
+    def add_running(self, request: Request, num_tokens: int, allocation: SlotAllocation) -> None:
+        """Let a request of the runner's batch run."""
+        assert not allocation.copies, f"{request.request_id} writes into a block of others while it runs"
+        self.running.request_ids.append(request.request_id)
+        self.running.new_block_ids.append(allocation.new_block_ids)
+        self.running.num_computed_tokens.append(request.num_computed_tokens)
+        self._add(request, num_tokens)
+
+    def make_output(self, left_request_ids: Iterable[str]) -> SchedulerOutput:
+        return SchedulerOutput(
+            new_requests=self.new_requests,
+            running=self.running,
+            num_scheduled_tokens=self.num_scheduled_tokens,
+            total_num_scheduled_tokens=sum(self.num_scheduled_tokens.values()),
+            prompt_ranges=self.prompt_ranges,
+            left_request_ids=list(left_request_ids),
+            block_copies=self.block_copies,
+        )
+
+    def _add(self, request: Request, num_tokens: int) -> None:
+        self.budget -= num_tokens
+        self.num_scheduled_tokens[request.request_id] = num_tokens
+        request.num_scheduled_tokens = num_tokens
+        # The row of position i − 1 scores token i; rows that were sent before a preemption are not asked for again.
+        first = max(request.num_scored, request.num_computed_tokens + 1)
+        end = min(request.num_computed_tokens + num_tokens + 1, request.num_prompt_tokens)
+        if first < end:
+            self.prompt_ranges[request.request_id] = PromptRange(first, end)

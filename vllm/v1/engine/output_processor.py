@@ -1,0 +1,140 @@
+"""From what the core sends after each step to the outputs that callers see."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from vllm.logger import init_logger
+from vllm.outputs import RequestOutput
+from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.v1.engine.exceptions import EngineGenerateError
+from vllm.v1.engine.input_processor import ProcessedRequest
+from vllm.v1.engine.output_collector import RequestOutputCollector
+from vllm.v1.engine.parallel_sampling import ChildState, ParentRequest
+from vllm.v1.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason
+
+logger = init_logger(__name__)
+
+
+class ProcessedOutputs(NamedTuple):
+    """What one step comes to."""
+
+    request_outputs: list[RequestOutput]  # of the requests without a collector
+    ids_to_abort: list[str]  # children that a stop string ended: the core does not know
+
+
+class OutputProcessor:
+    """Keeps every live request's state and turns the core's steps into `RequestOutput`s."""
+
+    def __init__(self, tokenizer: Tokenizer | None, *, stream_interval: int = 1, log_stats: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._stream_interval = stream_interval
+        self._log_stats = log_stats
+        self._children: dict[str, ChildState] = {}
+        self._parents: dict[str, ParentRequest] = {}  # internal id →
+        self._by_caller: dict[str, list[ParentRequest]] = {}  # the caller's id →; an id may be live more than once
+
+    def add_request(self, processed: ProcessedRequest, collector: RequestOutputCollector | None = None) -> None:
+        """Take a request that is about to go to the core; its outputs go to `collector` if there is one."""
+        parent = ParentRequest(
+            processed,
+            self._tokenizer,
+            stream_interval=self._stream_interval,
+            collector=collector,
+            log_stats=self._log_stats,
+        )
+        self._parents[parent.internal_id] = parent
+        self._by_caller.setdefault(parent.request_id, []).append(parent)
+        for child in parent.children:
+            self._children[child.child_id] = child
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._parents)
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        """Requests as callers count them: a family is one."""
+        return len(self._parents)
+
+    def process_outputs(self, core_outputs: EngineCoreOutputs) -> ProcessedOutputs:
+        """Take one step's outputs; those of requests that are gone meanwhile are passed over."""
+        block = core_outputs.logprobs
+        for scores in core_outputs.prompt_scores:
+            if (parent := self._parents.get(scores.request_id)) is not None:
+                parent.add_prompt_scores(scores, block)
+        ids_to_abort: list[str] = []
+        advanced: dict[str, list[ChildState]] = {}  # in the order in which requests came up
+        for output in core_outputs.outputs:
+            if output.finish_reason is FinishReason.ERROR:
+                self._fail(output, advanced, ids_to_abort)
+                continue
+            child = self._children.get(output.request_id)
+            if child is None:
+                continue
+            parent = child.parent
+            if child.update(output, block):
+                ids_to_abort.append(child.child_id)
+            parent.note_step(child, output, core_outputs.timestamp)
+            if child.finish_reason is not None:
+                del self._children[child.child_id]
+            if parent.has_to_tell(child):
+                advanced.setdefault(parent.internal_id, []).append(child)
+        return ProcessedOutputs(self._deliver(advanced), ids_to_abort)
+
+    def abort_requests(self, ids: Iterable[str]) -> list[str]:
+        """Forget the requests with these ids, the caller's or internal ones; return the ids to abort in the core.
+
+        A request with a collector gets a last output there: its unfinished children end with reason "abort".
+        Unknown ids are passed over.
+        """
+        core_ids: list[str] = []
+        for request_id in ids:
+            parents = list(self._by_caller.get(request_id, ()))
+            if (by_internal_id := self._parents.get(request_id)) is not None:
+                parents.append(by_internal_id)
+            for parent in parents:
+                ended = parent.end_unfinished(FinishReason.ABORT)
+                self._forget(parent)
+                core_ids.append(parent.internal_id)
+                if parent.collector is not None:
+                    parent.collector.put(parent.make_output(ended))
+        return core_ids
+
+    def _fail(
+        self, output: EngineCoreOutput, advanced: dict[str, list[ChildState]], ids_to_abort: list[str]
+    ) -> None:
+        """End the whole request whose logits were no numbers: in a family the parent fails."""
+        child = self._children.get(output.request_id)
+        parent = self._parents.get(output.request_id) if child is None else child.parent
+        if parent is None:
+            return
+        parent.error = output.error or "the engine gave no reason"
+        logger.warning("request %s failed: %s", parent.request_id, parent.error)
+        if child is not None and len(parent.children) > 1:
+            ids_to_abort.append(parent.internal_id)
+        ended = parent.end_unfinished(FinishReason.ERROR)
+        told = advanced.setdefault(parent.internal_id, [])
+        told += [child for child in ended if child not in told]
+
+    def _deliver(self, advanced: dict[str, list[ChildState]]) -> list[RequestOutput]:
+        request_outputs: list[RequestOutput] = []
+        for internal_id, children in advanced.items():
+            parent = self._parents[internal_id]
+            request_output = parent.make_output(children)
+            if parent.num_unfinished == 0:
+                self._forget(parent)
+            if parent.collector is None:
+                request_outputs.append(request_output)
+            elif parent.error is not None:
+                parent.collector.put(EngineGenerateError(parent.error))
+            else:
+                parent.collector.put(request_output)
+        return request_outputs
+
+    def _forget(self, parent: ParentRequest) -> None:
+        del self._parents[parent.internal_id]
+        for child in parent.children:
+            self._children.pop(child.child_id, None)
+        live = self._by_caller[parent.request_id]
+        live.remove(parent)
+        if not live:
+            del self._by_caller[parent.request_id]

@@ -1,0 +1,256 @@
+"""A request and its children on the front end's side: what each has so far, and the outputs made of it.
+
+Every request is a `ParentRequest`; a plain one has a single child. A greedy request with n > 1 has a single child as
+well, which is answered n times: n greedy continuations are the same one.
+"""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+from vllm.logprobs import FlatLogprobs
+from vllm.logprobs_buffer import LogprobsBuffer
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.v1.engine.detokenizer import Detokenizer, make_detokenizer
+from vllm.v1.engine.input_processor import ProcessedRequest
+from vllm.v1.engine.logprobs import make_token_texts
+from vllm.v1.engine.output_collector import RequestOutputCollector
+from vllm.v1.messages import EngineCoreOutput, FinishReason, PromptScores
+from vllm.v1.metrics.stats import RequestStateStats
+
+
+class ChildState:
+    """One sequence: its tokens, text and scores so far, and how much of them has been handed out."""
+
+    __slots__ = (
+        "child_id",
+        "cumulative_logprob",
+        "detokenizer",
+        "finish_reason",
+        "index",
+        "logprobs",
+        "num_shown",
+        "parent",
+        "stop_reason",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        parent: "ParentRequest",
+        child_id: str,
+        index: int,
+        detokenizer: Detokenizer,
+        logprobs: LogprobsBuffer | None,
+        token_ids: list[int],
+    ) -> None:
+        self.parent = parent
+        self.child_id = child_id
+        self.index = index
+        self.detokenizer = detokenizer
+        self.logprobs = logprobs
+        self.token_ids = token_ids
+        self.cumulative_logprob = None if logprobs is None else 0.0
+        self.num_shown = 0  # tokens handed out
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+
+    def update(self, output: EngineCoreOutput, block: FlatLogprobs | None) -> bool:
+        """Take what one step brought; return whether a stop string ended a sequence that the core would go on with."""
+        new_token_ids = output.new_token_ids
+        finish_reason = output.finish_reason
+        stop = self.detokenizer.update(new_token_ids, stop_terminated=finish_reason is FinishReason.STOP)
+        num_new = len(new_token_ids)
+        if stop is not None:
+            num_new = self.detokenizer.num_tokens - len(self.token_ids)
+            new_token_ids = new_token_ids[:num_new]
+        self.token_ids += new_token_ids
+        if self.logprobs is not None and num_new > 0:
+            self._take_rows(output, block, num_new)
+        if stop is not None:
+            self.finish_reason, self.stop_reason = FinishReason.STOP, stop
+            return finish_reason is None
+        self.finish_reason, self.stop_reason = finish_reason, output.stop_reason
+        return False
+
+    def _take_rows(self, output: EngineCoreOutput, block: FlatLogprobs | None, num_new: int) -> None:
+        assert self.logprobs is not None and self.cumulative_logprob is not None
+        if output.full_rows is not None:
+            source, first = output.full_rows, 0
+        else:
+            assert block is not None and output.rows is not None, f"{self.child_id}: tokens came without their logprobs"
+            source, first = block, output.rows.first
+        before = len(self.logprobs)
+        self.logprobs.append_rows(source, first, first + num_new)
+        values = self.logprobs.snapshot(before).chosen_values()
+        self.cumulative_logprob += float(values[0]) if num_new == 1 else sum(values.tolist())
+
+    def make_completion(self, kind: RequestOutputKind, index: int) -> CompletionOutput:
+        """Return what there is to tell, as `kind` wants it; nothing in it changes afterwards."""
+        finished = self.finish_reason is not None
+        is_delta = kind is RequestOutputKind.DELTA
+        text = self.detokenizer.take_new_text(finished, is_delta)
+        logprobs = None
+        if self.logprobs is not None:
+            logprobs = self.logprobs.take() if is_delta else self.logprobs.snapshot()
+        token_ids = self.token_ids[self.num_shown if is_delta else 0 :]
+        self.num_shown = len(self.token_ids)
+        return CompletionOutput(
+            index=index,
+            text=text,
+            token_ids=token_ids,
+            cumulative_logprob=self.cumulative_logprob,
+            logprobs=logprobs,
+            finish_reason=None if self.finish_reason is None else str(self.finish_reason),
+            stop_reason=self.stop_reason,
+        )
+
+
+class ParentRequest:
+    """A request as its caller sees it, whatever number of sequences answer it."""
+
+    __slots__ = (
+        "_has_answered",
+        "_prompt_logprobs",
+        "_prompt_rows",
+        "children",
+        "collector",
+        "error",
+        "internal_id",
+        "kind",
+        "num_cached_tokens",
+        "num_copies",
+        "num_unfinished",
+        "prompt",
+        "prompt_token_ids",
+        "request_id",
+        "stats",
+        "stream_interval",
+    )
+
+    def __init__(
+        self,
+        processed: ProcessedRequest,
+        tokenizer: Tokenizer | None,
+        *,
+        stream_interval: int = 1,
+        collector: RequestOutputCollector | None = None,
+        log_stats: bool = False,
+    ) -> None:
+        core_request = processed.core_request
+        params = core_request.sampling_params
+        self.request_id = processed.request_id
+        self.internal_id = core_request.request_id
+        self.prompt = processed.prompt_text
+        self.prompt_token_ids = list(core_request.prompt_token_ids)  # the reader's own: the core reads the other
+        self.kind = params.output_kind
+        self.stream_interval = params.stream_interval or stream_interval
+        self.num_copies = processed.num_copies
+        self.collector = collector
+        self.num_cached_tokens: int | None = None  # unknown before the first output
+        self.error: str | None = None
+        self.stats = RequestStateStats(arrival_time=core_request.arrival_time) if log_stats else None
+        self._has_answered = False
+        self._prompt_logprobs: FlatLogprobs | None = None
+        self._prompt_rows: LogprobsBuffer | None = None
+        prompt = core_request.prompt_token_ids
+        if params.prompt_logprobs is not None:
+            self._prompt_rows = LogprobsBuffer(num_none=1, texts=make_token_texts(tokenizer, prompt, params))
+        self.children = []
+        for index, child_id in enumerate(core_request.child_ids):
+            detokenizer = make_detokenizer(tokenizer, prompt, params)
+            token_ids: list[int] = []
+            logprobs = None
+            if params.num_logprobs is not None:
+                logprobs = LogprobsBuffer(texts=make_token_texts(tokenizer, token_ids, params, context=prompt))
+            self.children.append(ChildState(self, child_id, index, detokenizer, logprobs, token_ids))
+        self.num_unfinished = len(self.children)
+
+    def add_prompt_scores(self, scores: PromptScores, block: FlatLogprobs | None) -> None:
+        """Take the next rows of the prompt."""
+        assert self._prompt_rows is not None, f"{self.internal_id}: prompt logprobs came that nobody asked for"
+        if scores.full_rows is not None:
+            self._prompt_rows.append_rows(scores.full_rows)
+        elif scores.rows is not None:
+            assert block is not None, f"{self.internal_id}: prompt logprobs came without their block"
+            self._prompt_rows.append_rows(block, scores.rows.first, scores.rows.end)
+
+    def note_step(self, child: ChildState, output: EngineCoreOutput, timestamp: float) -> None:
+        """Take what belongs to the parent from a child's step."""
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = output.num_cached_tokens
+        if child.finish_reason is not None:
+            self.num_unfinished -= 1
+        if self.stats is not None:
+            self._count(self.stats, output, timestamp)
+
+    def end_unfinished(self, reason: FinishReason) -> list[ChildState]:
+        """End the children that still run and return them."""
+        ended = [child for child in self.children if child.finish_reason is None]
+        for child in ended:
+            child.finish_reason = reason
+        self.num_unfinished = 0
+        return ended
+
+    def has_to_tell(self, child: ChildState) -> bool:
+        """Say whether the step that `child` just made is worth an output."""
+        if self.kind is RequestOutputKind.FINAL_ONLY:
+            return self.num_unfinished == 0
+        if self.stream_interval == 1 or child.num_shown == 0 or child.finish_reason is not None:
+            return True
+        return len(child.token_ids) - child.num_shown >= self.stream_interval
+
+    def make_output(self, advanced: Sequence[ChildState]) -> RequestOutput:
+        """Return an output with the children that advanced; FINAL_ONLY has them all, ordered by index."""
+        if self.kind is RequestOutputKind.FINAL_ONLY:
+            advanced = self.children
+        completions = []
+        for child in advanced:
+            first = child.make_completion(self.kind, child.index)
+            completions.append(first)
+            completions += [_copy_completion(first, index) for index in range(1, self.num_copies)]
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            prompt_logprobs=self._take_prompt_logprobs(),
+            outputs=completions,
+            finished=self.num_unfinished == 0,
+            metrics=None if self.stats is None else dataclasses.replace(self.stats),
+            num_cached_tokens=self.num_cached_tokens,
+        )
+
+    def _take_prompt_logprobs(self) -> FlatLogprobs | list[None] | None:
+        if self._prompt_rows is None:
+            return None
+        if self._has_answered and self.kind is RequestOutputKind.DELTA:
+            return []
+        self._has_answered = True
+        if self._prompt_logprobs is None:
+            self._prompt_logprobs = self._prompt_rows.snapshot()
+        return self._prompt_logprobs
+
+    def _count(self, stats: RequestStateStats, output: EngineCoreOutput, timestamp: float) -> None:
+        stats.num_preemptions = max(stats.num_preemptions, output.num_preemptions)
+        if not output.new_token_ids:
+            return
+        if stats.num_generation_tokens == 0:
+            stats.first_token_ts = timestamp
+            stats.first_token_latency = time.time() - stats.arrival_time
+        stats.last_token_ts = timestamp
+        stats.num_generation_tokens += len(output.new_token_ids) * self.num_copies
+
+
+def _copy_completion(first: CompletionOutput, index: int) -> CompletionOutput:
+    """Return the same answer for another index; the frozen logprobs are shared."""
+    return CompletionOutput(
+        index=index,
+        text=first.text,
+        token_ids=list(first.token_ids),
+        cumulative_logprob=first.cumulative_logprob,
+        logprobs=first.logprobs,
+        finish_reason=first.finish_reason,
+        stop_reason=first.stop_reason,
+    )

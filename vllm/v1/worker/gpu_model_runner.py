@@ -1,0 +1,208 @@
+"""The model runner: update → prepare → forward → sample → score → output.
+
+The same code runs on a CPU and on a CUDA GPU; the name is the one that clients reach for.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from vllm.config import VllmConfig
+from vllm.model_executor.model_loader import load_model
+from vllm.v1.attention import kv_bytes_per_block, make_attention_metadata, make_kv_caches
+from vllm.v1.messages import ModelRunnerOutput, PromptRange, SchedulerOutput
+from vllm.v1.sample.ops.logprobs import RowKind, score
+from vllm.v1.sample.sampler import Sampler
+from vllm.v1.worker.gpu_input_batch import InputBatch
+from vllm.v1.worker.sampling_inputs import make_sampling_metadata, order_sampled_rows
+from vllm.v1.worker.scored_rows import OwnedRows, choose_workspace_rows, iter_prompt_chunks
+from vllm.v1.worker.step_inputs import StepInputs, copy_blocks, make_step_inputs
+from vllm.v1.worker.step_results import StepResults
+
+
+@dataclass(slots=True)
+class StepSeconds:
+    """Wall-clock seconds since start-up, by part of a step (on a GPU: of launching it)."""
+
+    num_steps: int = 0
+    update: float = 0.0
+    prepare: float = 0.0
+    forward: float = 0.0
+    sample: float = 0.0
+    score_prompts: float = 0.0
+    output: float = 0.0
+
+
+class GPUModelRunner:
+    """Runs steps on one device.
+
+    The scheduler says what runs; the runner keeps each request's tokens and block table between steps (`batch`).
+    """
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, dtype: torch.dtype) -> None:
+        self.vllm_config = vllm_config
+        self.device = device
+        self.dtype = dtype
+        self.block_size = vllm_config.cache_config.block_size
+        self.vocab_size = vllm_config.model_config.vocab_size
+        self.max_num_reqs = vllm_config.scheduler_config.max_num_seqs
+        self.workspace_rows = choose_workspace_rows(self.vocab_size)
+        self.sampler = Sampler()
+        self.kv_caches: list[torch.Tensor] = []
+        self.on_weights_changed: list[Callable[[], None]] = []
+        self.seconds = StepSeconds()
+        self.num_scored_sample_rows = 0
+        self.num_scored_prompt_rows = 0
+        self._is_mid_step = False
+
+    # ------------------------------------------------------------ start-up
+
+    def load_model(self) -> None:
+        """Read the weights."""
+        self.model = load_model(self.vllm_config, self.dtype, self.device)
+        self.model.on_weights_changed.append(self._tell_weights_changed)
+
+    def _tell_weights_changed(self) -> None:
+        for callback in self.on_weights_changed:
+            callback()
+
+    def allocate_workspace(self) -> None:
+        """Take the logits workspace that sampling and prompt scoring share."""
+        self.workspace = torch.empty((self.workspace_rows, self.vocab_size), dtype=torch.float32, device=self.device)
+
+    def allocate_batch(self, max_model_len: int) -> None:
+        """Take the persistent batch."""
+        self.batch = InputBatch(self.max_num_reqs, max_model_len, self.block_size, self.vocab_size)
+
+    def allocate_kv_caches(self, num_blocks: int) -> None:
+        """Take the KV cache; its pages are touched when they are written."""
+        transformer = self.vllm_config.model_config.transformer
+        self.kv_caches = make_kv_caches(transformer, num_blocks, self.block_size, self.dtype, self.device)
+
+    def kv_bytes_per_block(self) -> int:
+        return kv_bytes_per_block(self.vllm_config.model_config.transformer, self.block_size, self.dtype)
+
+    @torch.inference_mode()
+    def run_largest_step(self) -> None:
+        """Run a step of max_num_batched_tokens positions on throw-away KV: what it takes is what steps may take."""
+        config = self.vllm_config
+        num_tokens = config.scheduler_config.max_num_batched_tokens
+        longest = min(num_tokens, config.model_config.max_model_len)
+        query_lens = np.array(
+            [min(longest, num_tokens - first) for first in range(0, num_tokens, longest)], dtype=np.int32
+        )
+        num_blocks = -(-longest // self.block_size)
+        kv_caches = make_kv_caches(
+            config.model_config.transformer, num_blocks, self.block_size, self.dtype, self.device
+        )
+        tables = np.tile(np.arange(num_blocks, dtype=np.int32), (len(query_lens), 1))
+        attn = make_attention_metadata(query_lens, query_lens, tables, self.block_size, self.device)
+        positions = torch.from_numpy(np.concatenate([np.arange(n) for n in query_lens])).to(self.device)
+        hidden = self.model(torch.zeros_like(positions), positions, kv_caches, attn)
+        rows = hidden[: self.workspace_rows]
+        self.model.compute_logits(rows, out=self.workspace[: len(rows)])
+
+    # ------------------------------------------------------------ a step
+
+    @torch.inference_mode()
+    def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step; requests whose logits are not finite come back in `errors`, the others as if alone."""
+        if self._is_mid_step:  # the step before raised: the core has dropped all that ran
+            self.allocate_batch(self.batch.max_model_len)
+        self._is_mid_step = True
+        output = self._run_step(step)
+        self._is_mid_step = False
+        return output
+
+    def _run_step(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        seconds = self.seconds
+        marks = [time.perf_counter()]
+        self._update_batch(step)
+        marks.append(time.perf_counter())
+        results = StepResults()
+        if step.total_num_scheduled_tokens == 0:
+            return results.finish()
+        inputs = make_step_inputs(self.batch, step, self.block_size, self.device)
+        copy_blocks(self.kv_caches, step.block_copies)
+        marks.append(time.perf_counter())
+        hidden = self.model(inputs.input_ids, inputs.positions, self.kv_caches, inputs.attn)
+        marks.append(time.perf_counter())
+        self._sample(hidden, inputs, results)
+        marks.append(time.perf_counter())
+        self._score_prompts(hidden, inputs, step.prompt_ranges, results)
+        marks.append(time.perf_counter())
+        output = results.finish()
+        self._append_tokens(output)
+        marks.append(time.perf_counter())
+        seconds.num_steps += 1
+        parts = ("update", "prepare", "forward", "sample", "score_prompts", "output")
+        for part, start, end in zip(parts, marks, marks[1:], strict=True):
+            setattr(seconds, part, getattr(seconds, part) + end - start)
+        return output
+
+    def _update_batch(self, step: SchedulerOutput) -> None:
+        """Let requests leave, then enter, then grow."""
+        batch = self.batch
+        for request_id in step.left_request_ids:
+            batch.remove(request_id)
+        for new in step.new_requests:
+            batch.add(new)
+        running = step.running
+        rows = [batch.row_of[request_id] for request_id in running.request_ids]
+        batch.num_computed[rows] = running.num_computed_tokens
+        for row, block_ids in zip(rows, running.new_block_ids, strict=True):
+            if block_ids:
+                batch.block_table.append(row, block_ids)
+
+    def _compute_logits(self, hidden: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+        """Return logits of `rows` of the hidden states, in the workspace."""
+        index = torch.from_numpy(rows).to(self.device)
+        return self.model.compute_logits(hidden[index], out=self.workspace[: len(rows)])
+
+    def _sample(self, hidden: torch.Tensor, inputs: StepInputs, results: StepResults) -> None:
+        """Sample from, and score, the last row of each request that has reached its end."""
+        sampled = np.flatnonzero(inputs.is_sampled)
+        if not len(sampled):
+            return
+        batch = self.batch
+        sampled = sampled[order_sampled_rows(batch, inputs.rows[sampled])]
+        for first in range(0, len(sampled), self.workspace_rows):
+            some = sampled[first : first + self.workspace_rows]
+            rows = inputs.rows[some]
+            logits = self._compute_logits(hidden, inputs.query_starts[some + 1] - 1)
+            output = self.sampler(logits, make_sampling_metadata(batch, rows, self.device))
+            request_ids = [inputs.request_ids[i] for i in some.tolist()]
+            num_draws = batch.num_draws[rows].tolist()
+            owners = []
+            if output.scores is not None:
+                owners = [
+                    OwnedRows(request_id, count, RowKind(kind), count)
+                    for request_id, count, kind in zip(
+                        request_ids, num_draws, batch.score_kind[rows].tolist(), strict=True
+                    )
+                    if kind != RowKind.NONE
+                ]
+                self.num_scored_sample_rows += sum(owner.num_rows for owner in owners)
+            results.add_samples(output, request_ids, num_draws, owners)
+
+    def _score_prompts(
+        self, hidden: torch.Tensor, inputs: StepInputs, ranges: dict[str, PromptRange], results: StepResults
+    ) -> None:
+        """Score the prompt tokens that the scheduler names."""
+        if not ranges:
+            return
+        for chunk in iter_prompt_chunks(self.batch, inputs, ranges, self.workspace_rows):
+            logits = self._compute_logits(hidden, chunk.hidden_rows)
+            scores = score(logits, torch.from_numpy(chunk.chosen).to(self.device), chunk.table)
+            self.num_scored_prompt_rows += len(chunk.hidden_rows)
+            results.add_prompts(scores, chunk.owners)
+
+    def _append_tokens(self, output: ModelRunnerOutput) -> None:
+        """Let each sequence grow by its token; a family's draws belong to children that are still to come."""
+        grown = [(request_id, ids[0]) for request_id, ids in output.token_ids.items() if len(ids) == 1]
+        if grown:
+            rows = np.array([self.batch.row_of[request_id] for request_id, _ in grown])
+            self.batch.append_tokens(rows, np.array([token_id for _, token_id in grown], dtype=np.int32))

@@ -1,0 +1,205 @@
+"""Gathers what a step makes on the device, and brings it to the host in one copy."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from vllm.logprobs import FlatLogprobs
+from vllm.v1.messages import HostLogprobs, ModelRunnerOutput, RowRange
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput, Scores, WideRows
+from vllm.v1.worker.scored_rows import OwnedRows
+
+NOT_FINITE = (
+    "the model's logits hold NaN or +inf, or are -inf throughout: the weights or the numbers of this dtype are broken"
+)
+NO_CANDIDATE = "allowed_token_ids, bad_words, min_tokens, logit_bias and penalties leave no token to sample"
+
+
+class FullRows:
+    """Whole-vocabulary rows of one request in one step, filled as the chunks come."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_rows = num_rows
+        self.num_filled = 0
+        self.columns: list[np.ndarray] = []  # chosen_token_ids, values, ranks
+
+    def append(self, *pieces: np.ndarray) -> None:
+        num_new = len(pieces[0])
+        if num_new == self.num_rows:  # all at once: nothing is copied
+            self.columns = list(pieces)
+        elif not self.columns:
+            self.columns = [np.empty((self.num_rows, *piece.shape[1:]), piece.dtype) for piece in pieces]
+        if num_new < self.num_rows:
+            for column, piece in zip(self.columns, pieces, strict=True):
+                column[self.num_filled : self.num_filled + num_new] = piece
+        self.num_filled += num_new
+
+    def make_block(self) -> FlatLogprobs:
+        assert self.num_filled == self.num_rows, f"{self.num_filled} of {self.num_rows} rows came"
+        return FlatLogprobs.from_full_rows(*self.columns)
+
+
+class RaggedRows:
+    """Rows of one request that are wide but not whole, as flat pieces."""
+
+    def __init__(self) -> None:
+        self.num_entries: list[np.ndarray] = []
+        self.columns: tuple[list[np.ndarray], ...] = ([], [], [])  # token_ids, values, ranks
+
+    def append(self, num_entries: np.ndarray, *columns: np.ndarray) -> None:
+        is_entry = np.arange(columns[0].shape[1]) < num_entries[:, None]
+        self.num_entries.append(num_entries)
+        for pieces, column in zip(self.columns, columns, strict=True):
+            pieces.append(column[is_entry])
+
+    def make_block(self) -> FlatLogprobs:
+        row_starts = np.concatenate(([0], np.cumsum(np.concatenate(self.num_entries), dtype=np.int64)))
+        return FlatLogprobs.from_arrays(row_starts, *(np.concatenate(pieces) for pieces in self.columns))
+
+
+@dataclass(slots=True)
+class RowOwners:
+    """Where each request's rows ended up: of the samples, or of the prompts."""
+
+    ranges: dict[str, RowRange] = field(default_factory=dict)  # rows of the rectangle
+    wide: dict[str, FullRows | RaggedRows] = field(default_factory=dict)
+
+    def add_range(self, request_id: str, first: int, num_rows: int) -> None:
+        before = self.ranges.get(request_id, RowRange(first, first))
+        assert before.end == first, f"the rows of {request_id} are torn apart"
+        self.ranges[request_id] = RowRange(before.first, first + num_rows)
+
+    def add_wide(self, owner: OwnedRows, block: WideRows, rows: slice) -> None:
+        """Bring rows over at once: they are too large to wait on the device for the step's end."""
+        chosen, values, ranks = (
+            _to_host(tensor[rows]) for tensor in (block.chosen_token_ids, block.values, block.ranks)
+        )
+        if block.token_ids is None or block.num_entries is None:
+            full = self.wide.setdefault(owner.request_id, FullRows(owner.num_step_rows))
+            assert isinstance(full, FullRows), "a request's rows are of one kind"
+            full.append(chosen, values, ranks)
+        else:
+            ragged = self.wide.setdefault(owner.request_id, RaggedRows())
+            assert isinstance(ragged, RaggedRows), "a request's rows are of one kind"
+            ragged.append(_to_host(block.num_entries[rows]), _to_host(block.token_ids[rows]), values, ranks)
+
+    def drop(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self.ranges.pop(request_id, None)
+            self.wide.pop(request_id, None)
+
+    def make_blocks(self) -> dict[str, FlatLogprobs]:
+        return {request_id: rows.make_block() for request_id, rows in self.wide.items()}
+
+
+class StepResults:
+    """Takes the results of a step's chunks; `finish` makes the runner's output of them."""
+
+    def __init__(self) -> None:
+        self._token_ids: list[torch.Tensor] = []  # per chunk [num_draws] int32
+        self._sampled: list[tuple[str, int]] = []  # (request id, number of draws), in order
+        self._candidates: list[tuple[torch.Tensor, list[str]]] = []  # flags and the request of each
+        self._finite: list[tuple[torch.Tensor, list[tuple[str, int]]]] = []  # flags and (request id, rows)
+        self._rectangles: list[LogprobsTensors] = []
+        self._num_rectangle_rows = 0
+        self._samples = RowOwners()
+        self._prompts = RowOwners()
+
+    def add_samples(
+        self, output: SamplerOutput, request_ids: list[str], num_draws: list[int], owners: list[OwnedRows]
+    ) -> None:
+        """Take a chunk of sampled rows; `owners` are those of its scored draws."""
+        self._token_ids.append(output.token_ids)
+        self._sampled += zip(request_ids, num_draws, strict=True)
+        self._finite.append((output.is_finite, [(request_id, 1) for request_id in request_ids]))
+        if output.has_candidates is not None:
+            self._candidates.append((output.has_candidates, request_ids))
+        if output.scores is not None:
+            self._take_scores(output.scores, owners, self._samples)
+
+    def add_prompts(self, scores: Scores, owners: list[OwnedRows]) -> None:
+        """Take a chunk of scored prompt rows."""
+        self._finite.append((scores.is_finite, [(item.request_id, item.num_rows) for item in owners]))
+        self._take_scores(scores, owners, self._prompts)
+
+    def _take_scores(self, scores: Scores, owners: list[OwnedRows], target: RowOwners) -> None:
+        if scores.rectangle is not None:
+            self._rectangles.append(scores.rectangle)
+        blocks = iter(scores.wide)
+        block, num_read = None, 0
+        for owner in owners:
+            if owner.kind.is_rectangular:
+                target.add_range(owner.request_id, self._num_rectangle_rows, owner.num_rows)
+                self._num_rectangle_rows += owner.num_rows
+                continue
+            if block is None or num_read == len(block.chosen_token_ids):
+                block, num_read = next(blocks), 0
+            target.add_wide(owner, block, slice(num_read, num_read + owner.num_rows))
+            num_read += owner.num_rows
+
+    def finish(self) -> ModelRunnerOutput:
+        """Copy all to the host and sort out the requests whose logits were not finite."""
+        rectangle = LogprobsTensors.concatenate(self._rectangles) if self._rectangles else None
+        flags = [*(flags for flags, _ in self._finite), *(flags for flags, _ in self._candidates)]
+        arrays = copy_to_host([*(rectangle or ()), *flags, *self._token_ids])
+        columns = [arrays.pop(0) for _ in rectangle or ()]
+        errors, num_bad_rows = self._find_errors(arrays[: len(flags)])
+        for owners in (self._samples, self._prompts):
+            owners.drop(errors)
+        return ModelRunnerOutput(
+            token_ids=self._split_tokens(arrays[len(flags) :], errors),
+            logprobs=HostLogprobs(*columns) if columns else None,
+            sample_rows=self._samples.ranges,
+            prompt_rows=self._prompts.ranges,
+            full_sample_rows=self._samples.make_blocks(),
+            full_prompt_rows=self._prompts.make_blocks(),
+            errors=errors,
+            num_nan_rows=num_bad_rows,
+        )
+
+    def _find_errors(self, flags: list[np.ndarray]) -> tuple[dict[str, str], int]:
+        """Return what was wrong by request id, and the number of rows that were not finite."""
+        errors: dict[str, str] = {}
+        num_bad_rows = 0
+        finite, candidates = flags[: len(self._finite)], flags[len(self._finite) :]
+        for is_good, (_, request_ids) in zip(candidates, self._candidates, strict=True):
+            errors |= {request_ids[row]: NO_CANDIDATE for row in np.flatnonzero(~is_good).tolist()}
+        for is_good, (_, counts) in zip(finite, self._finite, strict=True):
+            bad_rows = np.flatnonzero(~is_good)
+            if len(bad_rows):
+                num_bad_rows += len(bad_rows)
+                ends = np.cumsum([count for _, count in counts])
+                errors |= {counts[i][0]: NOT_FINITE for i in np.searchsorted(ends, bad_rows, side="right").tolist()}
+        return errors, num_bad_rows
+
+    def _split_tokens(self, chunks: list[np.ndarray], errors: dict[str, str]) -> dict[str, list[int]]:
+        drawn = np.concatenate(chunks).tolist() if chunks else []
+        token_ids: dict[str, list[int]] = {}
+        first = 0
+        for request_id, count in self._sampled:
+            if request_id not in errors:
+                token_ids[request_id] = drawn[first : first + count]
+            first += count
+        return token_ids
+
+
+def _to_host(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.cpu().numpy()
+
+
+def copy_to_host(tensors: list[torch.Tensor]) -> list[np.ndarray]:
+    """Return the tensors as arrays; from a GPU they travel as one buffer, so that a step waits once."""
+    if not tensors or tensors[0].device.type == "cpu":
+        return [tensor.numpy() for tensor in tensors]
+    parts = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
+    padded = [torch.nn.functional.pad(part, (0, -len(part) % 8)) for part in parts]
+    buffer = torch.cat(padded).cpu().numpy()
+    arrays = []
+    first = 0
+    for tensor, part, whole in zip(tensors, parts, padded, strict=True):
+        dtype = np.dtype(str(tensor.dtype).removeprefix("torch."))
+        arrays.append(buffer[first : first + len(part)].view(dtype).reshape(tensor.shape))
+        first += len(whole)
+    return arrays
