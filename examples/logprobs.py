@@ -35,7 +35,8 @@ def show(token: str | None) -> Text:
 
 
 def percent(logprob: float) -> str:
-    return f"{100 * math.exp(logprob):.1f} %"
+    value = 100 * math.exp(logprob)
+    return f"{value:.1f} %" if value >= 0.1 else f"{value:.1g} %" if value >= 1e-4 else "< 0.0001 %"
 
 
 def row_of(position: dict[int, Logprob]) -> tuple[Logprob, Text]:
@@ -48,10 +49,10 @@ def row_of(position: dict[int, Logprob]) -> tuple[Logprob, Text]:
 
 
 def make_token_table(title: str, positions: FlatLogprobs, first: str | None = None) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(title=title, title_justify="left", title_style="bold", expand=True)
     for name, justify in (("token", "left"), ("logprob", "right"), ("prob", "right"), ("rank", "right")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    table.add_column("most likely here (the chosen one in green)", overflow="ellipsis", no_wrap=True)
+        table.add_column(name, justify=justify, no_wrap=True, min_width=12 if name == "token" else None)  # type: ignore[arg-type]
+    table.add_column("most likely here (the chosen one in green)", overflow="ellipsis", no_wrap=True, ratio=1)
     for position in positions:
         if position is None:
             table.add_row(show(first), "–", "–", "–", Text("nothing comes before the first token", "dim"))

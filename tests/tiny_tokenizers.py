@@ -15,6 +15,8 @@ these so some her would make like him into time has look two more write go see n
 """
 WORDS = _WORD_LIST.split()
 
+FIRST_BYTE_ID = 3  # in both kinds: token 3 + b is byte b alone
+
 # Pieces of characters, so that a token may hold a part of one: the starts of emoji and of common CJK characters.
 PARTIAL_CHARACTERS = ("😀".encode()[:2], "😀".encode()[:3], "你".encode()[:2], "好".encode()[1:], "é".encode())
 

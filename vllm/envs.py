@@ -11,6 +11,11 @@
     VLLM_LOGGING_LEVEL              INFO
     VLLM_CACHE_ROOT                 ~/.cache/vllm
     VLLM_BATCH_INVARIANT            0
+    VLLM_API_KEY                    unset   a key that the server asks for, besides --api-key
+    VLLM_SERVER_DEV_MODE            0       1: the server has a developer's switches (sleep, reset_prefix_cache, …)
+    VLLM_HTTP_TIMEOUT_KEEP_ALIVE    5       seconds that an idle connection stays open
+    VLLM_KEEP_ALIVE_ON_ENGINE_DEATH 0       1: the server answers 503 after the engine died, instead of ending
+    VLLM_LOG_STATS_INTERVAL         10      seconds between two lines of the server's statistics
 """
 
 import os
@@ -57,6 +62,11 @@ batch_invariant = _int("VLLM_BATCH_INVARIANT", 0)
 cpu_kvcache_space = _float_or_none("VLLM_CPU_KVCACHE_SPACE")
 cpu_omp_threads_bind = _str("VLLM_CPU_OMP_THREADS_BIND", "auto")
 logging_level = _str("VLLM_LOGGING_LEVEL", "INFO")
+api_key = _str("VLLM_API_KEY", "")
+server_dev_mode = _int("VLLM_SERVER_DEV_MODE", 0)
+http_timeout_keep_alive = _int("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", 5)
+keep_alive_on_engine_death = _int("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH", 0)
+log_stats_interval = _int("VLLM_LOG_STATS_INTERVAL", 10)
 
 
 def cache_root() -> str:

@@ -119,7 +119,7 @@ def _parse_token_ids(token_ids: Any, index: int) -> list[int]:
     if all(type(token_id) is int for token_id in token_ids):
         return list(token_ids)
     for token_id in token_ids:
-        if isinstance(token_id, bool) or not hasattr(token_id, "__index__"):
+        if isinstance(token_id, bool) or not _is_whole_number(token_id):
             raise VLLMValidationError(
                 f"prompt {index}: token ids must be integers; got {type(token_id).__name__}",
                 parameter="prompt_token_ids",
@@ -132,4 +132,11 @@ def _is_token_ids(prompts: Any) -> bool:
     """Say whether this is one prompt of token ids; an empty list is a batch without prompts."""
     if getattr(prompts, "ndim", None) is not None:
         return bool(prompts.ndim == 1 and prompts.dtype != object)
-    return isinstance(prompts, Sequence) and len(prompts) > 0 and hasattr(prompts[0], "__index__")
+    if isinstance(prompts, bytes) or not isinstance(prompts, Sequence):
+        return False
+    return len(prompts) > 0 and _is_whole_number(prompts[0])
+
+
+def _is_whole_number(value: Any) -> bool:
+    """Say whether this is an integer of any library; an array of one element is none."""
+    return hasattr(value, "__index__") and getattr(value, "ndim", 0) == 0

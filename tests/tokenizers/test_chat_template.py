@@ -108,7 +108,9 @@ def test_continuing_and_beginning_a_message_at_once_is_refused(tokenizer: Tokeni
 
 
 def test_blocks_leave_no_whitespace_behind() -> None:
-    assert render("{% for m in messages %}\n    {% if true %}\n{{ m.content }}\n    {% endif %}\n{% endfor %}") == "hi\n"
+    assert (
+        render("{% for m in messages %}\n    {% if true %}\n{{ m.content }}\n    {% endif %}\n{% endfor %}") == "hi\n"
+    )
 
 
 def test_loop_controls_and_generation_tags_are_understood() -> None:
@@ -196,6 +198,6 @@ def test_templates_render_as_transformers_renders_them(tmp_path: pathlib.Path) -
             theirs = reference.apply_chat_template(
                 conversation, chat_template=template, tokenize=False, add_generation_prompt=prompts
             )
-            assert ours.apply_chat_template(
-                conversation, chat_template=template, add_generation_prompt=prompts
-            ) == theirs
+            assert (
+                ours.apply_chat_template(conversation, chat_template=template, add_generation_prompt=prompts) == theirs
+            )

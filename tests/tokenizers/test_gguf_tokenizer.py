@@ -1,5 +1,7 @@
 """Tokenizers from GGUF metadata: as the file describes them, and like transformers where that reads all of it."""
 
+import functools
+import itertools
 import json
 import pathlib
 import time
@@ -7,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.tiny_tokenizers import CHATML_TEMPLATE, make_byte_level_tokenizer, make_metaspace_tokenizer
 from vllm.exceptions import ModelLoadError, VLLMValidationError
@@ -129,15 +133,10 @@ def test_the_hugging_face_object_of_a_gguf_file_gives_our_ids(smollm2_gguf: path
 
 
 def test_building_from_a_gguf_file_is_fast(smollm2_gguf: pathlib.Path, embedded: Tokenizer) -> None:
-    # 0.2 s for 49,152 tokens and 48,900 merges on two cores; the bound leaves room for a busy machine.
-    best = min(timed(lambda: load_tokenizer(smollm2_gguf)) for _ in range(3))
-    assert best < 0.5, f"building took {best:.2f} s"
-
-
-def timed(run: Any) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
+    # 0.2 s for 49,152 tokens and 48,900 merges. The thread's own time: what else runs on the machine doesn't count.
+    start = time.thread_time()
+    load_tokenizer(smollm2_gguf)
+    assert time.thread_time() - start < 0.5
 
 
 # ---------------------------------------------------------------- byte-level files
@@ -152,23 +151,154 @@ def test_byte_level_metadata_give_the_tokenizer_they_came_from() -> None:
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}]).endswith("<|im_start|>assistant\n")
 
 
+SPLIT_ME = "It's 1234  x!!\n\n  \ty Don'T abcDEF"
+LIKE_GPT_2 = "It|'s|Ġ1234|Ġ|Ġx|!!|ĊĊĠĠ|ĉ|y|ĠDon|'|T|ĠabcDEF"
+LIKE_SMOLLM = "It|'s|Ġ|1|2|3|4|Ġ|Ġx|!!|ĊĊĠĠ|ĉ|y|ĠDon|'|T|ĠabcDEF"
+LIKE_LLAMA_3 = "It|'s|Ġ|123|4|Ġ|Ġx|!!ĊĊ|ĠĠ|ĉy|ĠDon|'T|ĠabcDEF"
+LIKE_QWEN_2 = "It|'s|Ġ|1|2|3|4|Ġ|Ġx|!!ĊĊ|ĠĠ|ĉy|ĠDon|'T|ĠabcDEF"
+LIKE_TEKKEN = "It|'s|Ġ|1|2|3|4|Ġ|Ġx|!!ĊĊ|ĠĠ|ĉy|ĠDon|'T|Ġabc|DEF"
+
+
 @pytest.mark.parametrize(
     ("pre", "pieces"),
     [
-        ("gpt-2", ["It", "'s", " 1234", " ", " x", "!!", "\n\n", "  ", "\ty"]),
-        ("default", ["It", "'s", " 1234", " ", " x", "!!", "\n\n", "  ", "\ty"]),
-        ("smollm", ["It", "'s", " ", "1", "2", "3", "4", " ", " x", "!!", "\n\n  ", "\ty"]),
-        ("llama-bpe", ["It", "'s", " ", "123", "4", " ", " x", "!!\n\n", "  ", "\ty"]),
-        ("qwen2", ["It", "'s", " ", "1", "2", "3", "4", " ", " x", "!!\n\n", "  ", "\ty"]),
-        ("tekken", ["It", "'s", " ", "1", "2", "3", "4", " ", " x", "!!\n\n", "  ", "\ty"]),
+        (None, LIKE_GPT_2),
+        ("default", LIKE_GPT_2),
+        ("gpt-2", LIKE_GPT_2),
+        ("never heard of", LIKE_GPT_2),
+        ("smollm", LIKE_SMOLLM),
+        ("llama-bpe", LIKE_LLAMA_3),
+        ("qwen2", LIKE_QWEN_2),
+        ("tekken", LIKE_TEKKEN),
     ],
 )
-def test_each_pre_tokenization_cuts_text_as_its_models_were_trained(pre: str, pieces: list[str]) -> None:
-    tokenizer = make(byte_level_metadata(pre=pre))
-    cut = tokenizer.backend.pre_tokenizer.pre_tokenize_str("It's 1234  x!!\n\n  \ty")
-    names = [name for name, _ in cut]
-    spelled = ["".join(tokenizer.token_bytes[i].decode() for i in map(tokenizer.get_vocab().get, name)) for name in names]
-    # GPT-2's pattern leaves the last space of a run to the next word.
-    assert "".join(spelled) == "".join(pieces) == "It's 1234  x!!\n\n  \ty"
-    assert [len(piece) for piece in spelled] == [len(name) for name in names]
-    assert spelled == pieces
+def test_each_pre_tokenization_cuts_text_as_its_models_were_trained(pre: str | None, pieces: str) -> None:
+    cut = make(byte_level_metadata(pre=pre)).backend.pre_tokenizer.pre_tokenize_str(SPLIT_ME)
+    assert "|".join(name for name, _ in cut) == pieces
+
+
+def test_qwen_composes_characters_first_and_the_others_leave_them() -> None:
+    decomposed = "e\u0301"
+    for pre, text in (("qwen2", "é"), ("llama-bpe", decomposed)):
+        tokenizer = make(byte_level_metadata(pre=pre))
+        assert tokenizer.decode(tokenizer.encode(decomposed)) == text
+
+
+def test_llama_3_takes_a_whole_word_of_the_vocabulary_though_its_merges_lead_elsewhere() -> None:
+    merges = byte_level_metadata()["tokenizer.ggml.merges"]
+    without_last = [merge for merge in merges if "".join(merge.split()) != "the"]
+    for pre, names in (("llama-bpe", ["the"]), ("gpt-2", ["th", "e"])):
+        tokenizer = make(byte_level_metadata(pre=pre, merges=without_last, add_bos_token=False))
+        assert tokenizer.convert_ids_to_tokens(tokenizer.encode("the")) == names
+
+
+@pytest.mark.parametrize(
+    ("pre", "flag", "is_added"),
+    [("gpt-2", None, False), ("llama-bpe", None, True), ("llama-bpe", False, False), ("smollm", True, True)],
+)
+def test_bos_is_added_as_the_flag_or_else_the_model_family_says(pre: str, flag: bool | None, is_added: bool) -> None:
+    tokenizer = make(byte_level_metadata(pre=pre, add_bos_token=flag, add_eos_token=True))
+    ids = tokenizer.encode("the")
+    assert (ids[0] == 1) == is_added
+    assert ids[-1] == 2
+    assert tokenizer.encode("the", add_special_tokens=False) == ids[is_added:-1]
+
+
+def test_control_tokens_are_skipped_and_user_defined_ones_are_shown() -> None:
+    types = np.array([TokenType.CONTROL, TokenType.USER_DEFINED] + [TokenType.NORMAL] * 510, np.int32)
+    tokenizer = make(byte_level_metadata(token_type=types, bos_token_id=None))
+    ids = tokenizer.encode("a<|im_start|>b<|endoftext|>c<|im_end|>")
+    assert tokenizer.decode(ids) == "a<|im_start|>bc"
+    assert tokenizer.all_special_ids == {0, 2}  # 2 is the end token, whatever its type says
+
+
+def test_named_chat_templates_are_read_beside_the_default() -> None:
+    metadata = byte_level_metadata() | {"tokenizer.chat_template.rag": "rag", "tokenizer.chat_templates": ["rag"]}
+    tokenizer = make(metadata)
+    hi = [{"role": "user", "content": "hi"}]
+    assert tokenizer.apply_chat_template(hi, chat_template="rag") == "rag"
+    del metadata["tokenizer.chat_template"]
+    with pytest.raises(VLLMValidationError, match=r"templates named \['rag'\]"):
+        make(metadata).apply_chat_template(hi)
+
+
+# ---------------------------------------------------------------- files with scored pieces
+
+
+@functools.cache
+def make_pieces_tokenizer() -> Tokenizer:
+    return make(pieces_metadata())
+
+
+def join_best_first(text: str, tokenizer: Tokenizer) -> list[str]:
+    """Join the neighbours whose union has the best score, until none has one: what scored pieces mean."""
+    score = {name: -token_id for name, token_id in tokenizer.get_vocab().items() if token_id >= 259}
+    pieces = list("▁" + text.replace(" ", "▁"))
+    while True:
+        unions = [(score[a + b], -i) for i, (a, b) in enumerate(itertools.pairwise(pieces)) if a + b in score]
+        if not unions:
+            return pieces
+        place = -max(unions)[1]
+        pieces[place : place + 2] = [pieces[place] + pieces[place + 1]]
+
+
+@given(text=st.text("aehinortw  ", min_size=1, max_size=24))
+def test_scored_pieces_are_joined_best_first(text: str) -> None:
+    tokenizer = make_pieces_tokenizer()
+    ids = tokenizer.encode(text)
+    assert ids[0] == 1
+    assert tokenizer.convert_ids_to_tokens(ids[1:]) == join_best_first(text, tokenizer)
+    assert tokenizer.decode(ids) == text
+
+
+def test_pieces_fall_back_to_bytes_and_keep_special_tokens_whole() -> None:
+    tokenizer = make_pieces_tokenizer()
+    for text in ["你好 😀\n", "two  spaces", "<0x41>", ""]:
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("a</s>你")) == [
+        *("<s>", "▁a", "</s>"),
+        *("▁", "<0xE4>", "<0xBD>", "<0xA0>"),
+    ]
+    assert tokenizer.all_special_ids == {0, 1, 2}
+    assert tokenizer.token_bytes.strips_leading_space
+
+
+def test_pieces_without_space_prefix_neither_add_nor_strip_a_space() -> None:
+    tokenizer = make(pieces_metadata(add_space_prefix=False, add_bos_token=False))
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("the"))[0] == "the"
+    assert tokenizer.decode(tokenizer.encode(" the")) == " the"
+    assert not tokenizer.token_bytes.strips_leading_space
+
+
+def test_the_best_scored_union_is_joined_first_whatever_its_place_or_id() -> None:
+    tokens = ["a", "b", "c", "ab", "bc", "abc"]
+    types = [TokenType.NORMAL] * len(tokens)
+    ab_first = compute_merges(tokens, types, [0, 0, 0, 2.0, 1.0, -1.0])
+    assert ab_first == [("a", "b"), ("b", "c"), ("a", "bc"), ("ab", "c")]
+    bc_first = compute_merges(tokens, types, [0, 0, 0, 1.0, 2.0, -1.0])
+    assert bc_first[0] == ("b", "c")
+    assert compute_merges(tokens, [*types[:3], TokenType.UNUSED, *types[4:]], [0.0] * 6) == [("b", "c"), ("a", "bc")]
+
+
+# ---------------------------------------------------------------- damaged files
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": None}, "has no vocabulary"),
+        ({"tokens": [1, 2]}, "has no vocabulary"),
+        ({"model": "t5"}, "kind 't5'.*'gpt2' and 'llama'"),
+        ({"model": None}, "kind None"),
+        ({"merges": None}, "has no merges"),
+        ({"merges": ["no such"]}, "merges do not fit"),
+        ({"token_type": np.zeros(3, np.int32)}, "token_type has 3 entries for 512 tokens"),
+        ({"eos_token_id": 512}, "eos_token_id is 512; it must be from 0 to 511"),
+        ({"model": "llama"}, "needs one score a token"),
+    ],
+)
+def test_metadata_that_contradict_themselves_are_refused_with_file_and_field(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=f"tiny.gguf.*{message}"):
+        make(byte_level_metadata(**changes))

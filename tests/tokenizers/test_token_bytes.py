@@ -15,6 +15,7 @@ from tests.tiny_tokenizers import (
     make_metaspace_tokenizer,
     write_tiny_tokenizer,
 )
+from tests.tokenizers.strategies import token_id_lists
 from vllm.exceptions import ModelLoadError
 from vllm.tokenizers import TokenBytes, load_tokenizer
 from vllm.tokenizers.token_bytes import LeadingSpace, decode_bytes
@@ -44,7 +45,7 @@ def test_joined_bytes_of_a_text_are_the_text(kind: str, text: str) -> None:
     assert joined.decode() == text
 
 
-@given(ids=st.lists(st.integers(0, 511), max_size=12))
+@given(ids=token_id_lists)
 def test_joined_bytes_decode_as_the_library_does_for_any_byte_level_ids(ids: list[int]) -> None:
     tokenizer, token_bytes = tiny("byte_level")
     joined = b"".join(token_bytes[i] for i in ids)
@@ -146,7 +147,7 @@ def test_decoding_in_two_pieces_equals_decoding_at_once(data: bytes, cut: int) -
     assert len(pending) <= 3
 
 
-@given(pieces=st.lists(st.integers(0, 511), max_size=8), earlier=st.sampled_from([b"", b"\xf0\x9f", b"\xe4"]))
+@given(pieces=token_id_lists, earlier=st.sampled_from([b"", b"\xf0\x9f", b"\xe4"]))
 def test_pending_bytes_from_the_last_tokens_equal_those_of_the_whole(pieces: list[int], earlier: bytes) -> None:
     for kind in ("byte_level", "metaspace"):
         shown = tiny(kind)[1].shown(skip_special_tokens=True)

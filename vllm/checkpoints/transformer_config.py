@@ -69,6 +69,10 @@ def _read_hf_config(fields: Fields, folder: pathlib.Path) -> TransformerConfig:
     rope = read_rope(fields, max_position_embeddings)
     window, window_layers = _read_window(fields, traits, num_layers)
     attention_bias = fields.read_bool("attention_bias", False)
+    # Null means as many as heads; an absent field the architecture's own default.
+    default_kv_heads = (
+        num_heads if fields.has("num_key_value_heads") else traits.default_num_key_value_heads or num_heads
+    )
     return TransformerConfig(
         architecture=architecture,
         vocab_size=fields.read_int("vocab_size", high=MAX_VOCAB_SIZE),
@@ -76,9 +80,7 @@ def _read_hf_config(fields: Fields, folder: pathlib.Path) -> TransformerConfig:
         intermediate_size=fields.read_int("intermediate_size", high=MAX_WIDTH),
         num_hidden_layers=num_layers,
         num_attention_heads=num_heads,
-        num_key_value_heads=fields.read_int("num_key_value_heads", traits.default_num_key_value_heads, high=MAX_HEADS)
-        if fields.has("num_key_value_heads") or traits.default_num_key_value_heads
-        else num_heads,
+        num_key_value_heads=fields.read_int("num_key_value_heads", default_kv_heads, high=MAX_HEADS),
         head_dim=fields.read_int(
             "head_dim", traits.default_head_dim or max(1, hidden_size // num_heads), high=MAX_WIDTH
         ),

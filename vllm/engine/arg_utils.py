@@ -8,6 +8,7 @@ log), and features that it does not serve (`vllm/engine/unserved.py`: neutral va
 import argparse
 import dataclasses
 import difflib
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -192,9 +193,9 @@ class EngineArgs:
         return build_vllm_config(by_kind["served"])
 
     @classmethod
-    def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """Give `parser` a flag for each field and return it."""
-        return cli_args.add_cli_args(cls, parser)
+    def add_cli_args(cls, parser: argparse.ArgumentParser, leave_out: Collection[str] = ()) -> argparse.ArgumentParser:
+        """Give `parser` a flag for each field, but for those in `leave_out`, and return it."""
+        return cli_args.add_cli_args(cls, parser, leave_out)
 
     @classmethod
     def from_cli_args(cls, namespace: argparse.Namespace) -> Self:

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import types
 import typing
+from collections.abc import Collection
 from typing import Any
 
 
@@ -28,7 +29,9 @@ def _read_json_object(text: str) -> dict[str, Any]:
 _read_json_object.__name__ = "JSON object"  # argparse shows it in its error line
 
 
-def add_cli_args(kind: type, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def add_cli_args(
+    kind: type, parser: argparse.ArgumentParser, leave_out: Collection[str] = ()
+) -> argparse.ArgumentParser:
     """Give `parser` a flag for each field of the dataclass `kind`; fields without a help text stay out of --help.
 
     A flag that is not given is absent from the namespace, so that the field keeps its own default.
@@ -36,6 +39,8 @@ def add_cli_args(kind: type, parser: argparse.ArgumentParser) -> argparse.Argume
     group = parser.add_argument_group("engine")
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
+        if field.name in leave_out:
+            continue
         flag = "--" + field.name.replace("_", "-")
         help_text = field.metadata.get("help")
         options: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": field.name, "help": argparse.SUPPRESS}

@@ -26,6 +26,7 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.exceptions import VLLMUnsupportedError, VLLMValidationError
+from vllm.tokenizers.loader import find_tokenizer_path
 
 DTYPE_NAMES = {
     "auto": "auto",
@@ -35,7 +36,7 @@ DTYPE_NAMES = {
     "float16": "float16",
     "bfloat16": "bfloat16",
 }
-LOAD_FORMATS = {"auto": "auto", "hf": "auto", "safetensors": "safetensors", "pt": "pt", "gguf": "gguf", "dummy": "dummy"}
+LOAD_FORMATS = {"hf": "auto"} | {name: name for name in ("auto", "safetensors", "pt", "gguf", "dummy")}
 TOKENIZER_MODES = ("auto", "hf", "slow")
 UNIT_SIZES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -45,6 +46,7 @@ def build_vllm_config(args: dict[str, Any]) -> VllmConfig:
     dtype = _choose(args, "dtype", str(args["dtype"]).removeprefix("torch."), DTYPE_NAMES)
     load_format = _choose(args, "load_format", args["load_format"], LOAD_FORMATS)
     device = _check_device(args["device"])
+    _check_whole(args, "stream_interval", lowest=1)
     hf_token = args["hf_token"] if isinstance(args["hf_token"], str) else None
     checkpoint = resolve_checkpoint(args["model"], args["revision"], hf_token, args["download_dir"])
     transformer = read_transformer_config(checkpoint)
@@ -55,7 +57,7 @@ def build_vllm_config(args: dict[str, Any]) -> VllmConfig:
         model_config=ModelConfig(
             model=args["model"],
             path=checkpoint.path,
-            tokenizer=_find_tokenizer(args, checkpoint, hf_token),
+            tokenizer=_find_tokenizer(args, checkpoint),
             tokenizer_mode=_choose(args, "tokenizer_mode", args["tokenizer_mode"], {m: m for m in TOKENIZER_MODES}),
             skip_tokenizer_init=bool(args["skip_tokenizer_init"]),
             trust_remote_code=bool(args["trust_remote_code"]),
@@ -95,9 +97,7 @@ def parse_whole(name: str, value: Any) -> int:
             number = float(found[1]) * UNIT_SIZES.get(found[2], 1)
             if number == int(number):
                 return int(number)
-    raise VLLMValidationError(
-        f"{name} must be a whole number, such as 16384, 16k or 16K", parameter=name, value=value
-    )
+    raise VLLMValidationError(f"{name} must be a whole number, such as 16384, 16k or 16K", parameter=name, value=value)
 
 
 def _check_whole(args: dict[str, Any], name: str, lowest: int) -> int:
@@ -128,20 +128,18 @@ def _settle_max_model_len(given: Any, transformer: TransformerConfig) -> int:
     number = parse_whole("max_model_len", given)
     if not 1 <= number <= limits.largest:
         raise VLLMValidationError(
-            f"max_model_len must be from 1 to {limits.largest}, the most that this model's positions allow; got {number}",
+            f"max_model_len must be from 1 to {limits.largest}, the most that the model was made for; got {number}",
             parameter="max_model_len",
             value=number,
         )
     return number
 
 
-def _find_tokenizer(args: dict[str, Any], checkpoint: Checkpoint, hf_token: str | None) -> str:
+def _find_tokenizer(args: dict[str, Any], checkpoint: Checkpoint) -> str:
     name = args["tokenizer"]
     if name is None or name == args["model"]:
         return checkpoint.path
-    if pathlib.Path(name).exists():
-        return str(name)
-    return resolve_checkpoint(name, args["tokenizer_revision"], hf_token, args["download_dir"]).path
+    return str(find_tokenizer_path(name, args["tokenizer_revision"]))
 
 
 def _read_generation_config(args: dict[str, Any], checkpoint: Checkpoint) -> tuple[dict[str, Any], tuple[int, ...]]:
@@ -164,7 +162,8 @@ def _read_generation_config(args: dict[str, Any], checkpoint: Checkpoint) -> tup
             ) from error
     end_tokens = found if "eos_token_id" in found else {"eos_token_id": checkpoint.config.get("eos_token_id")}
     overrides = args["override_generation_config"] or {}
-    return {**({} if source == "vllm" else found), **overrides}, read_generation_eos_token_ids({**end_tokens, **overrides})
+    defaults = {} if source == "vllm" else found
+    return {**defaults, **overrides}, read_generation_eos_token_ids({**end_tokens, **overrides})
 
 
 def _build_cache_config(args: dict[str, Any]) -> CacheConfig:

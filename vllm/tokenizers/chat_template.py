@@ -61,9 +61,7 @@ def render_chat_template(
             f"the chat template refuses this conversation: {error}", parameter="messages"
         ) from None
     except jinja2.TemplateError as error:
-        raise VLLMValidationError(
-            f"the chat template can't be rendered: {error}", parameter="chat_template"
-        ) from error
+        raise VLLMValidationError(f"the chat template can't be rendered: {error}", parameter="chat_template") from error
     except (TypeError, LookupError, AttributeError, ValueError, ArithmeticError, RecursionError) as error:
         raise VLLMValidationError(
             f"the chat template fails on this conversation ({type(error).__name__}: {error})", parameter="messages"

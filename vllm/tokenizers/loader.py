@@ -165,5 +165,3 @@ def _download(name: str, revision: str | None) -> Path:
             f"tokenizer {name!r}: no such folder or file (looked at {Path(name).absolute()}), and the hub said: "
             f"{type(error).__name__}: {shorten(error)}; without a network give a folder or a .gguf file"
         ) from error
-
-

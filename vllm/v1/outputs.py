@@ -36,11 +36,12 @@ class LogprobsTensors(NamedTuple):
             return parts[0]
         width = max(part.token_ids.shape[1] for part in parts)
         num_rows = sum(part.num_rows for part in parts)
-        columns = [
-            _join_columns([part[i] for part in parts], num_rows, width)
-            for i in range(3)  # token_ids, values, ranks
-        ]
-        return LogprobsTensors(*columns, torch.cat([part.num_entries for part in parts]))
+        return LogprobsTensors(
+            token_ids=_join_columns([part.token_ids for part in parts], num_rows, width),
+            values=_join_columns([part.values for part in parts], num_rows, width),
+            ranks=_join_columns([part.ranks for part in parts], num_rows, width),
+            num_entries=torch.cat([part.num_entries for part in parts]),
+        )
 
 
 def _join_columns(tensors: list[torch.Tensor], num_rows: int, width: int) -> torch.Tensor:

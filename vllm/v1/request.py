@@ -39,6 +39,7 @@ class Request:
     request_id: str
     seeds: list[int]
     precedence: Precedence
+    num_prompt_tokens: int
     max_positions: int  # positions that it can ever write into the KV cache
     num_scored: int  # prompt tokens that are owed no score (any more): at least token 0
     status: RequestStatus = RequestStatus.WAITING
@@ -65,25 +66,19 @@ class Request:
         return self.message.sampling_params
 
     @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.message.prompt_token_ids)
-
-    @property
     def num_tokens(self) -> int:
-        return len(self.message.prompt_token_ids) + len(self.output_token_ids)
+        return self.num_prompt_tokens + len(self.output_token_ids)
 
     @property
     def is_score_only(self) -> bool:
-        return self.sampling_params.max_tokens == 0
-
-    @property
-    def num_tokens_to_compute(self) -> int:
-        """Positions that it needs before its next token (or, when it only scores, before its end)."""
-        return self.max_positions if self.is_score_only else self.num_tokens
+        return self.message.sampling_params.max_tokens == 0
 
     @property
     def num_missing_tokens(self) -> int:
-        return self.num_tokens_to_compute - self.num_computed_tokens
+        """Positions to compute before its next token or, when it only scores, before its end."""
+        if self.output_token_ids or not self.is_score_only:
+            return self.num_prompt_tokens + len(self.output_token_ids) - self.num_computed_tokens
+        return self.max_positions - self.num_computed_tokens
 
     @property
     def num_readable_tokens(self) -> int:
@@ -97,10 +92,9 @@ class Request:
 
     def get_token_ids(self, first: int, end: int) -> list[int]:
         """Return the tokens at positions first … end − 1."""
-        prompt, num_prompt = self.message.prompt_token_ids, self.num_prompt_tokens
-        if end <= num_prompt:
-            return prompt[first:end]
-        return prompt[first:] + self.output_token_ids[max(0, first - num_prompt) : end - num_prompt]
+        num_prompt = self.num_prompt_tokens
+        from_prompt = self.message.prompt_token_ids[first:end]
+        return from_prompt + self.output_token_ids[max(0, first - num_prompt) : max(0, end - num_prompt)]
 
     def make_child(self, index: int, shared_blocks: SharedBlocks) -> "Request":
         """Return child `index` of this family, which waits with the prompt computed."""
@@ -109,6 +103,7 @@ class Request:
             request_id=make_child_id(self.request_id, index, len(self.seeds)),
             seeds=[self.seeds[index]],
             precedence=(*self.precedence, index),
+            num_prompt_tokens=self.num_prompt_tokens,
             max_positions=self.max_positions,
             num_scored=self.num_scored,
             num_computed_tokens=self.num_computed_tokens,

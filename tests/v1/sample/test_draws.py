@@ -31,7 +31,7 @@ def test_frequencies_of_draws_are_those_of_the_filtered_distribution(settings: d
     temperature = torch.tensor([settings.get("temperature", 1.0)])
     apply_filters(
         logits,
-        torch.tensor([0]),
+        np.array([0]),
         temperature,
         torch.tensor([settings.get("top_k", len(LOGITS))]),
         torch.tensor([settings.get("top_p", 1.0)]),

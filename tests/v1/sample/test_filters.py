@@ -44,7 +44,7 @@ def run_filters(rows: list[Row]) -> list[np.ndarray]:
     vocab_size = logits.shape[1]
     apply_filters(
         logits,
-        torch.arange(len(rows)),
+        np.arange(len(rows)),
         torch.tensor([row.temperature for row in rows]),
         torch.tensor([row.top_k or vocab_size for row in rows]),
         torch.tensor([row.top_p for row in rows]),
@@ -55,7 +55,13 @@ def run_filters(rows: list[Row]) -> list[np.ndarray]:
 
 def check_kept(row: Row, kept: np.ndarray) -> None:
     bounds = [
-        count_kept(row.logits, row.temperature, row.top_k, min(1.0, max(1e-9, row.top_p + shift)), max(0, row.min_p + min_shift))
+        count_kept(
+            row.logits,
+            row.temperature,
+            row.top_k,
+            min(1.0, max(1e-9, row.top_p + shift)),
+            max(0, row.min_p + min_shift),
+        )
         if row.top_p < 1
         else count_kept(row.logits, row.temperature, row.top_k, 1.0, max(0, row.min_p + min_shift))
         for shift in (-TOLERANCE, TOLERANCE)
@@ -133,11 +139,12 @@ def test_top_p_settles_in_a_large_vocabulary_where_float32_sums_would_drift() ->
     check_kept(row, kept)
 
 
-def test_rows_that_do_not_ask_stay_as_they_are() -> None:
-    logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("asking", [[1], [1, 2], [0, 2, 4], [4]])
+def test_rows_that_do_not_ask_stay_as_they_are(asking: list[int]) -> None:
+    logits = torch.randn(5, 20, generator=torch.Generator().manual_seed(0))
     before = logits.clone()
-    apply_filters(
-        logits, torch.tensor([1]), torch.tensor([1.0]), torch.tensor([2]), torch.tensor([1.0]), torch.tensor([0.0])
-    )
-    assert torch.equal(logits[[0, 2]], before[[0, 2]])
-    assert (logits[1] > -torch.inf).sum() == 2
+    n = len(asking)
+    apply_filters(logits, np.array(asking), torch.ones(n), torch.full((n,), 2), torch.full((n,), 0.999), torch.zeros(n))
+    others = [row for row in range(5) if row not in asking]
+    assert torch.equal(logits[others], before[others])
+    assert (logits[asking] > -torch.inf).sum(dim=1).tolist() == [2] * n

@@ -13,6 +13,7 @@ import numpy as np
 
 from vllm.logprobs import FlatLogprobs
 from vllm.sampling_params import SamplingParams
+from vllm.tokenizers.token_bytes import ShownTokens, decode_bytes
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.logprobs import SequenceTexts
 
@@ -29,7 +30,7 @@ class ScoredRow(NamedTuple):
     token_ids: list[int]
     values: list[float]  # finite
     ranks: list[int]
-    texts: Sequence[str | None]
+    texts: list[str | None]
 
 
 def read_rows(
@@ -52,7 +53,9 @@ def read_rows(
             if not ids:
                 yield None
                 continue
-            words = [None] * len(ids) if texts is None else texts.decode_row(first_row + first + i, ids)
+            words: list[str | None] = [None] * len(ids)
+            if texts is not None:
+                words[:] = texts.decode_row(first_row + first + i, ids)
             yield ScoredRow(ids, values[span], ranks[span], words)
 
 
@@ -135,11 +138,14 @@ class SequenceLogprobs:
         self._max_entries = (len(self._given_ids) or self._num_top) + 1
         self._as_token_ids = as_token_ids or tokenizer is None
         self._token_ids: list[int] = []
+        self._prompt_token_ids = prompt_token_ids
         self._offset = start_offset
         self._texts: SequenceTexts | None = None
+        self._shown: ShownTokens | None = None
         self._hidden_ids: frozenset[int] = frozenset()
         self._hides_stop_token = not params.include_stop_str_in_output
         if tokenizer is not None:
+            self._shown = tokenizer.token_bytes.shown(params.skip_special_tokens)
             self._texts = SequenceTexts(
                 tokenizer.token_bytes,
                 self._token_ids,
@@ -161,10 +167,13 @@ class SequenceLogprobs:
         written = CompletionLogprobs()
         rows = self._take(token_ids, scores)
         hidden_at = self._find_stop_token(len(token_ids), finish_reason, stop_reason)
+        cut_at = len(token_ids) - 1 if finish_reason == "length" else -1
         for i, (token_id, row) in enumerate(zip(token_ids, rows, strict=True)):
             if row is None:  # no scores came for this token: say so rather than shift the others
                 written.append(self._offset, self._name(token_id, None), None, None)
                 continue
+            if i == cut_at:
+                row.texts[0] = self._finish_text(row.texts[0], token_id)
             text = row.texts[0] or ""
             top = encode_top_map(row, self._as_token_ids)
             written.append(self._offset, self._name(token_id, text), row.values[0], top)
@@ -172,14 +181,19 @@ class SequenceLogprobs:
                 self._offset += len(text)
         return written
 
-    def write_chat(self, token_ids: Sequence[int], scores: FlatLogprobs) -> list[msgspec.Raw]:
+    def write_chat(
+        self, token_ids: Sequence[int], scores: FlatLogprobs, finish_reason: str | None
+    ) -> list[msgspec.Raw]:
         """Return the entries of the next tokens of the sequence, each as JSON."""
+        cut_at = len(token_ids) - 1 if finish_reason == "length" else -1
         first_row = len(self._token_ids)
         rows = self._take(token_ids, scores)
         written = []
         for i, (token_id, row) in enumerate(zip(token_ids, rows, strict=True)):
             if row is None:
                 row = ScoredRow([token_id], [FLOOR], [self._num_top + 1], [None])
+            if i == cut_at:
+                row.texts[0] = self._finish_text(row.texts[0], token_id)
             entries = [
                 {"token": self._name(entry_id, text), "logprob": value, "bytes": self._bytes(first_row + i, entry_id)}
                 for entry_id, text, value in zip(row.token_ids, row.texts, row.values, strict=True)
@@ -196,6 +210,13 @@ class SequenceLogprobs:
         """Return the place of the token that ended the sequence and is not shown; −1 if there is none."""
         is_token = finish_reason == "stop" and not isinstance(stop_reason, str)
         return num_new - 1 if is_token and self._hides_stop_token else -1
+
+    def _finish_text(self, text: str | None, token_id: int) -> str | None:
+        """Return the text of the very last token: where nothing can complete a character any more, it shows U+FFFD."""
+        if self._shown is None or token_id in self._hidden_ids:
+            return text
+        pending = self._shown.pending_bytes(self._token_ids, earlier=self._shown.pending_bytes(self._prompt_token_ids))
+        return (text or "") + decode_bytes(pending, final=True)[0]
 
     def _name(self, token_id: int, text: str | None) -> str:
         return f"token_id:{token_id}" if self._as_token_ids or text is None else text

@@ -1,7 +1,8 @@
 """GGUF blocks as float32 numbers.
 
-The common types are a few torch operations each (0.3 s for 135M numbers in Q4_1, against 2.6 s by the gguf package's
-numpy); the K-quants and the rest are left to that package, imported only when a file has them.
+The common types are a few numpy operations each, over pieces that stay in the cache: 0.5 s of one core for 135M
+numbers in Q4_1 (the gguf package takes 2.6 s; torch's operations 0.9 s, and their threads spin against whatever else
+runs). The K-quants and the rest are left to that package, imported only when a file has them.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import torch
 from vllm.checkpoints.gguf_file import BLOCK_SIZES, GgmlType, GgufTensor
 from vllm.exceptions import ModelLoadError
 
+_BLOCKS_AT_ONCE = 4096  # 0.5 MB of numbers
 # Numbers that the gguf package turns at a time: its temporaries are several times as large.
 _MAX_NUMBERS_AT_ONCE = 1 << 24
 
@@ -22,40 +24,51 @@ def dequantize(tensor: GgufTensor, data: np.ndarray) -> torch.Tensor:  # [nbytes
     Raises:
         ModelLoadError: a type that holds no weights or that nobody here can read.
     """
-    raw = torch.from_numpy(data)
     if tensor.type in _PLAIN:
-        return raw.view(_PLAIN[tensor.type]).view(tensor.shape)
-    if tensor.type in _BLOCKS:
-        block_bytes = BLOCK_SIZES[tensor.type][1]
-        return _BLOCKS[tensor.type](raw.view(-1, block_bytes)).view(tensor.shape)
-    return _dequantize_elsewhere(tensor, data)
+        return torch.from_numpy(data).view(_PLAIN[tensor.type]).view(tensor.shape)
+    with np.errstate(all="ignore"):  # a scale that is NaN or infinite is the model's affair
+        return _dequantize_here(tensor, data) if tensor.type in _FILLERS else _dequantize_elsewhere(tensor, data)
 
 
-def _scale(blocks: torch.Tensor, first_byte: int) -> torch.Tensor:  # [num_blocks, block_bytes] uint8 → [num_blocks, 1]
-    return blocks[:, first_byte : first_byte + 2].view(torch.float16).float()
+def _read_scales(blocks: np.ndarray, count: int) -> np.ndarray:  # [num_blocks, block_bytes] uint8 → [num_blocks, count]
+    """Return the float16 numbers that a block begins with, as float32."""
+    return np.ascontiguousarray(blocks[:, : 2 * count]).view("<f2").astype(np.float32)
 
 
-def _from_q8_0(blocks: torch.Tensor) -> torch.Tensor:
-    """Scale f16, 32 signed bytes."""
-    return blocks[:, 2:].view(torch.int8) * _scale(blocks, 0)
+def _fill_from_q8_0(blocks: np.ndarray, numbers: np.ndarray) -> None:
+    """Scale, 32 signed bytes."""
+    np.multiply(blocks[:, 2:].view(np.int8), _read_scales(blocks, 1), out=numbers)
 
 
-def _from_q4_0(blocks: torch.Tensor) -> torch.Tensor:
-    """Scale f16, 16 bytes: the low halves are numbers 0–15, the high halves 16–31, each less 8."""
-    scale = _scale(blocks, 0)
-    return _from_halves(blocks[:, 2:], scale, -8.0 * scale)
+def _fill_from_q4_0(blocks: np.ndarray, numbers: np.ndarray) -> None:
+    """Scale, 16 bytes: the low halves are numbers 0–15, the high halves 16–31, each less 8."""
+    _split_halves(blocks[:, 2:], numbers)
+    numbers -= 8
+    numbers *= _read_scales(blocks, 1)
 
 
-def _from_q4_1(blocks: torch.Tensor) -> torch.Tensor:
-    """Scale f16, minimum f16, 16 bytes of halves as in Q4_0."""
-    return _from_halves(blocks[:, 4:], _scale(blocks, 0), _scale(blocks, 2))
+def _fill_from_q4_1(blocks: np.ndarray, numbers: np.ndarray) -> None:
+    """Scale, minimum, 16 bytes of halves as in Q4_0."""
+    scales = _read_scales(blocks, 2)
+    _split_halves(blocks[:, 4:], numbers)
+    numbers *= scales[:, :1]
+    numbers += scales[:, 1:]
 
 
-def _from_halves(halves: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor) -> torch.Tensor:
-    numbers = torch.empty(halves.shape[0], 32, dtype=torch.float32)
+def _split_halves(halves: np.ndarray, numbers: np.ndarray) -> None:  # [num_blocks, 16] uint8, [num_blocks, 32]
     numbers[:, :16] = halves & 15
     numbers[:, 16:] = halves >> 4
-    return torch.addcmul(minimum, numbers, scale, out=numbers)
+
+
+def _dequantize_here(tensor: GgufTensor, data: np.ndarray) -> torch.Tensor:
+    block, block_bytes = BLOCK_SIZES[tensor.type]
+    fill = _FILLERS[tensor.type]
+    blocks = data.reshape(-1, block_bytes)
+    numbers = np.empty((len(blocks), block), np.float32)
+    for first in range(0, len(blocks), _BLOCKS_AT_ONCE):
+        piece = slice(first, first + _BLOCKS_AT_ONCE)
+        fill(blocks[piece], numbers[piece])
+    return torch.from_numpy(numbers).view(tensor.shape)
 
 
 _PLAIN = {
@@ -64,10 +77,10 @@ _PLAIN = {
     GgmlType.BF16: torch.bfloat16,
     GgmlType.F64: torch.float64,
 }
-_BLOCKS: dict[GgmlType, Callable[[torch.Tensor], torch.Tensor]] = {
-    GgmlType.Q8_0: _from_q8_0,
-    GgmlType.Q4_0: _from_q4_0,
-    GgmlType.Q4_1: _from_q4_1,
+_FILLERS: dict[GgmlType, Callable[[np.ndarray, np.ndarray], None]] = {
+    GgmlType.Q8_0: _fill_from_q8_0,
+    GgmlType.Q4_0: _fill_from_q4_0,
+    GgmlType.Q4_1: _fill_from_q4_1,
 }
 
 

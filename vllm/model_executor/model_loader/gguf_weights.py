@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 
 from vllm.checkpoints.gguf_config import FREQUENCY_FACTORS, to_hf_name
@@ -44,6 +43,5 @@ class GgufSource:
 
 def _to_split_halves(weight: torch.Tensor, num_heads: int) -> torch.Tensor:  # [num_heads · head_dim, …]
     """Return the rows with each head's even ones first and its odd ones after them."""
-    rows_of_head = weight.shape[0] // num_heads
-    order = np.arange(weight.shape[0]).reshape(num_heads, rows_of_head // 2, 2).swapaxes(1, 2).reshape(-1)
-    return weight.index_select(0, torch.from_numpy(order))
+    pairs = weight.view(num_heads, -1, 2, weight[0].numel())
+    return pairs.transpose(1, 2).reshape(weight.shape)

@@ -82,6 +82,8 @@ class SafetensorsSource:
         return {name: entry.shape for name, (_, entry) in self.places.items()}
 
     def iterate(self) -> Iterator[NamedWeight]:
+        largest = max((entry.end - entry.first for _, entry in self.places.values()), default=0)
+        memory = np.empty(largest, np.uint8)  # for one after the other: fresh memory for each costs twice the time
         for path, header in self.headers.items():
             with path.open("rb", buffering=0) as file:
                 data_start = 8 + int.from_bytes(file.read(8), "little")
@@ -91,7 +93,7 @@ class SafetensorsSource:
                             f"{path}: weight {name!r} has dtype {entry.dtype}; {', '.join(_DTYPES)} are served"
                         )
                     file.seek(data_start + entry.first)
-                    data = np.empty(entry.end - entry.first, np.uint8)
+                    data = memory[: entry.end - entry.first]
                     if _read_fully(file, data) != data.size:
                         raise ModelLoadError(f"{path}: weight {name!r} is cut off (truncated while it was read?)")
                     yield NamedWeight(name, torch.from_numpy(data).view(_DTYPES[entry.dtype]).view(entry.shape))

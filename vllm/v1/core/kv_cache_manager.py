@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import takewhile
-from typing import NamedTuple
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.messages import BlockCopy
@@ -22,13 +21,6 @@ from vllm.v1.request import Request, SharedBlocks
 # 128 bits: two prefixes with one hash are not to be expected in the life of the universe.
 _HASH_BYTES = 16
 _TOKEN_BYTES = array("i").itemsize
-
-
-class SlotAllocation(NamedTuple):
-    """Blocks that a request got; the copies must run before its first write."""
-
-    new_block_ids: list[int]  # at the end of its table
-    copies: list[BlockCopy]  # at most one, and only when the request enters the batch
 
 
 class KVCacheManager:
@@ -112,12 +104,30 @@ class KVCacheManager:
 
     # ------------------------------------------------------------ giving and taking blocks
 
-    def allocate_slots(
-        self, request: Request, num_new_tokens: int, hits: Sequence[int] = (), num_spare_blocks: int = 0
-    ) -> SlotAllocation | None:
-        """Give a request room for `num_new_tokens` positions behind what it has computed and the `hits`.
+    def allocate_slots(self, request: Request, num_new_tokens: int) -> list[int] | None:
+        """Give a running request room for its next positions; return the blocks added, None if too few are free."""
+        table = request.block_ids
+        num_computed = request.num_computed_tokens
+        num_added = -(-(num_computed + num_new_tokens) // self.block_size) - len(table)
+        written = num_computed // self.block_size
+        assert written >= len(table) or self.pool.num_owners[table[written]] == 1, (
+            "a running request writes its own block"
+        )
+        if num_added <= 0:
+            return []
+        if num_added > self.pool.num_free:
+            return None
+        added = self.pool.take(num_added)
+        table += added
+        return added
 
-        Returns None, with nothing changed, when fewer than `num_spare_blocks` would stay free.
+    def admit(
+        self, request: Request, num_new_tokens: int, hits: Sequence[int] = (), num_spare_blocks: int = 0
+    ) -> list[BlockCopy] | None:
+        """Give a waiting request its table: what it holds, the `hits`, and room for `num_new_tokens` positions more.
+
+        Returns the copies that must run before its first write (one, when that goes into a block of several owners), or
+        None, with nothing changed, when fewer than `num_spare_blocks` would stay free.
         """
         held = self._get_held(request)
         first_position = request.num_computed_tokens + len(hits) * self.block_size
@@ -141,9 +151,8 @@ class KVCacheManager:
             copies.append(BlockCopy(source=request.block_ids[written], target=self.pool.take(1)[0]))
             self.pool.release([copies[0].source])
             request.block_ids[written] = copies[0].target
-        new_block_ids = self.pool.take(num_added)
-        request.block_ids += new_block_ids
-        return SlotAllocation(new_block_ids, copies)
+        request.block_ids += self.pool.take(num_added)
+        return copies
 
     def free(self, request: Request) -> None:
         """Take everything from a request that ends, wherever it stands."""
@@ -175,10 +184,6 @@ class KVCacheManager:
 
     # ------------------------------------------------------------ when memory is short
 
-    def frees_anything(self, request: Request) -> bool:
-        """Say whether a preemption of `request` would free a block: one that it owns alone."""
-        return any(self.pool.num_owners[block_id] == 1 for block_id in reversed(request.block_ids))
-
     def may_grow(self, request: Request) -> bool:
         """Say whether `request` may yet need another block."""
         return len(request.block_ids) * self.block_size < request.max_positions
@@ -187,6 +192,7 @@ class KVCacheManager:
         """Take from a preempted request all but the leading blocks that others own too: freeing those frees nothing."""
         num_owners = self.pool.num_owners
         num_kept = sum(1 for _ in takewhile(lambda block_id: num_owners[block_id] > 1, request.block_ids))
+        assert num_kept < len(request.block_ids), f"{request.request_id} is preempted and frees nothing"
         self._cut_table(request, num_kept)
         if num_kept:
             self._idle[id(request)] = request

@@ -8,8 +8,7 @@ from vllm.outputs import RequestOutput
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.exceptions import EngineGenerateError
 from vllm.v1.engine.input_processor import ProcessedRequest
-from vllm.v1.engine.output_collector import RequestOutputCollector
-from vllm.v1.engine.parallel_sampling import ChildState, ParentRequest
+from vllm.v1.engine.parallel_sampling import ChildState, OutputSink, ParentRequest, StepScores
 from vllm.v1.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
 logger = init_logger(__name__)
@@ -33,7 +32,7 @@ class OutputProcessor:
         self._parents: dict[str, ParentRequest] = {}  # internal id →
         self._by_caller: dict[str, list[ParentRequest]] = {}  # the caller's id →; an id may be live more than once
 
-    def add_request(self, processed: ProcessedRequest, collector: RequestOutputCollector | None = None) -> None:
+    def add_request(self, processed: ProcessedRequest, collector: OutputSink | None = None) -> None:
         """Take a request that is about to go to the core; its outputs go to `collector` if there is one."""
         parent = ParentRequest(
             processed,
@@ -55,12 +54,16 @@ class OutputProcessor:
         """Requests as callers count them: a family is one."""
         return len(self._parents)
 
+    def get_live_ids(self) -> list[str]:
+        """Return the engine's own ids of all unfinished requests."""
+        return list(self._parents)
+
     def process_outputs(self, core_outputs: EngineCoreOutputs) -> ProcessedOutputs:
         """Take one step's outputs; those of requests that are gone meanwhile are passed over."""
-        block = core_outputs.logprobs
-        for scores in core_outputs.prompt_scores:
-            if (parent := self._parents.get(scores.request_id)) is not None:
-                parent.add_prompt_scores(scores, block)
+        scores = StepScores(core_outputs.logprobs)
+        for prompt_scores in core_outputs.prompt_scores:
+            if (parent := self._parents.get(prompt_scores.request_id)) is not None:
+                parent.add_prompt_scores(prompt_scores, scores)
         ids_to_abort: list[str] = []
         advanced: dict[str, list[ChildState]] = {}  # in the order in which requests came up
         for output in core_outputs.outputs:
@@ -71,7 +74,7 @@ class OutputProcessor:
             if child is None:
                 continue
             parent = child.parent
-            if child.update(output, block):
+            if child.update(output, scores):
                 ids_to_abort.append(child.child_id)
             parent.note_step(child, output, core_outputs.timestamp)
             if child.finish_reason is not None:
@@ -99,9 +102,7 @@ class OutputProcessor:
                     parent.collector.put(parent.make_output(ended))
         return core_ids
 
-    def _fail(
-        self, output: EngineCoreOutput, advanced: dict[str, list[ChildState]], ids_to_abort: list[str]
-    ) -> None:
+    def _fail(self, output: EngineCoreOutput, advanced: dict[str, list[ChildState]], ids_to_abort: list[str]) -> None:
         """End the whole request whose logits were no numbers: in a family the parent fails."""
         child = self._children.get(output.request_id)
         parent = self._parents.get(output.request_id) if child is None else child.parent

@@ -7,6 +7,7 @@ well, which is answered n times: n greedy continuations are the same one.
 import dataclasses
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 from vllm.logprobs import FlatLogprobs
 from vllm.logprobs_buffer import LogprobsBuffer
@@ -16,9 +17,31 @@ from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.detokenizer import Detokenizer, make_detokenizer
 from vllm.v1.engine.input_processor import ProcessedRequest
 from vllm.v1.engine.logprobs import make_token_texts
-from vllm.v1.engine.output_collector import RequestOutputCollector
 from vllm.v1.messages import EngineCoreOutput, FinishReason, PromptScores
 from vllm.v1.metrics.stats import RequestStateStats
+
+
+class OutputSink(Protocol):
+    """Where a request's outputs go when they are not handed to whoever steps the engine."""
+
+    def put(self, item: RequestOutput | BaseException) -> None: ...
+
+
+class StepScores:
+    """The logprobs of one step: its block, and the chosen tokens' values, read once for all children."""
+
+    __slots__ = ("_chosen_values", "block")
+
+    def __init__(self, block: FlatLogprobs | None) -> None:
+        self.block = block
+        self._chosen_values: list[float] | None = None
+
+    @property
+    def chosen_values(self) -> list[float]:
+        if self._chosen_values is None:
+            assert self.block is not None, "a step's rows came without their block"
+            self._chosen_values = self.block.chosen_values().tolist()
+        return self._chosen_values
 
 
 class ChildState:
@@ -57,7 +80,7 @@ class ChildState:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
 
-    def update(self, output: EngineCoreOutput, block: FlatLogprobs | None) -> bool:
+    def update(self, output: EngineCoreOutput, scores: StepScores) -> bool:
         """Take what one step brought; return whether a stop string ended a sequence that the core would go on with."""
         new_token_ids = output.new_token_ids
         finish_reason = output.finish_reason
@@ -68,24 +91,24 @@ class ChildState:
             new_token_ids = new_token_ids[:num_new]
         self.token_ids += new_token_ids
         if self.logprobs is not None and num_new > 0:
-            self._take_rows(output, block, num_new)
+            self._take_rows(output, scores, num_new)
         if stop is not None:
             self.finish_reason, self.stop_reason = FinishReason.STOP, stop
             return finish_reason is None
         self.finish_reason, self.stop_reason = finish_reason, output.stop_reason
         return False
 
-    def _take_rows(self, output: EngineCoreOutput, block: FlatLogprobs | None, num_new: int) -> None:
+    def _take_rows(self, output: EngineCoreOutput, scores: StepScores, num_new: int) -> None:
         assert self.logprobs is not None and self.cumulative_logprob is not None
         if output.full_rows is not None:
-            source, first = output.full_rows, 0
-        else:
-            assert block is not None and output.rows is not None, f"{self.child_id}: tokens came without their logprobs"
-            source, first = block, output.rows.first
-        before = len(self.logprobs)
-        self.logprobs.append_rows(source, first, first + num_new)
-        values = self.logprobs.snapshot(before).chosen_values()
-        self.cumulative_logprob += float(values[0]) if num_new == 1 else sum(values.tolist())
+            self.logprobs.append_rows(output.full_rows, 0, num_new)
+            self.cumulative_logprob += sum(output.full_rows.chosen_values()[:num_new].tolist())
+            return
+        assert output.rows is not None, f"{self.child_id}: tokens came without their logprobs"
+        assert scores.block is not None, f"{self.child_id}: logprobs came without their block"
+        first = output.rows.first
+        self.logprobs.append_rows(scores.block, first, first + num_new)
+        self.cumulative_logprob += sum(scores.chosen_values[first : first + num_new])
 
     def make_completion(self, kind: RequestOutputKind, index: int) -> CompletionOutput:
         """Return what there is to tell, as `kind` wants it; nothing in it changes afterwards."""
@@ -136,7 +159,7 @@ class ParentRequest:
         tokenizer: Tokenizer | None,
         *,
         stream_interval: int = 1,
-        collector: RequestOutputCollector | None = None,
+        collector: OutputSink | None = None,
         log_stats: bool = False,
     ) -> None:
         core_request = processed.core_request
@@ -168,14 +191,14 @@ class ParentRequest:
             self.children.append(ChildState(self, child_id, index, detokenizer, logprobs, token_ids))
         self.num_unfinished = len(self.children)
 
-    def add_prompt_scores(self, scores: PromptScores, block: FlatLogprobs | None) -> None:
+    def add_prompt_scores(self, prompt_scores: PromptScores, scores: StepScores) -> None:
         """Take the next rows of the prompt."""
         assert self._prompt_rows is not None, f"{self.internal_id}: prompt logprobs came that nobody asked for"
-        if scores.full_rows is not None:
-            self._prompt_rows.append_rows(scores.full_rows)
-        elif scores.rows is not None:
-            assert block is not None, f"{self.internal_id}: prompt logprobs came without their block"
-            self._prompt_rows.append_rows(block, scores.rows.first, scores.rows.end)
+        if prompt_scores.full_rows is not None:
+            self._prompt_rows.append_rows(prompt_scores.full_rows)
+        elif prompt_scores.rows is not None:
+            assert scores.block is not None, f"{self.internal_id}: prompt logprobs came without their block"
+            self._prompt_rows.append_rows(scores.block, prompt_scores.rows.first, prompt_scores.rows.end)
 
     def note_step(self, child: ChildState, output: EngineCoreOutput, timestamp: float) -> None:
         """Take what belongs to the parent from a child's step."""
@@ -227,6 +250,13 @@ class ParentRequest:
             return None
         if self._has_answered and self.kind is RequestOutputKind.DELTA:
             return []
+        if len(self._prompt_rows) < len(self.prompt_token_ids):
+            # Only what ended early may lack rows; half a list would look like a whole one.
+            reasons = {child.finish_reason for child in self.children}
+            assert reasons & {FinishReason.ABORT, FinishReason.ERROR}, (
+                f"{self.internal_id}: prompt logprobs are missing"
+            )
+            return None
         self._has_answered = True
         if self._prompt_logprobs is None:
             self._prompt_logprobs = self._prompt_rows.snapshot()

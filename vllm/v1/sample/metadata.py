@@ -19,8 +19,9 @@ class Filters(NamedTuple):
     top_p: np.ndarray  # [num_filtered] float32, 1: off
     min_p: np.ndarray  # [num_filtered] float32, 0: off
 
-    def to_device(self, device: torch.device) -> list[torch.Tensor]:
-        return [torch.from_numpy(array).to(device) for array in self]
+    def settings_on(self, device: torch.device) -> list[torch.Tensor]:
+        """Return all but the rows as tensors."""
+        return [torch.from_numpy(array).to(device) for array in self[1:]]
 
 
 class Draws(NamedTuple):

@@ -59,7 +59,8 @@ class Sampler:
     @staticmethod
     def _apply_randomness(logits: torch.Tensor, metadata: SamplingMetadata) -> None:
         if metadata.filters is not None:
-            apply_filters(logits, *metadata.filters.to_device(logits.device))
+            filters = metadata.filters
+            apply_filters(logits, filters.rows, *filters.settings_on(logits.device))
         if metadata.temperature is not None:  # rows that don't ask are divided by 1, which is exact
             logits.div_(torch.from_numpy(metadata.temperature).to(logits.device)[:, None])
 

@@ -3,6 +3,7 @@
 The same code runs on a CPU and on a CUDA GPU; the name is the one that clients reach for.
 """
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,6 +65,17 @@ class GPUModelRunner:
         """Read the weights."""
         self.model = load_model(self.vllm_config, self.dtype, self.device)
         self.model.on_weights_changed.append(self._tell_weights_changed)
+
+    def drop_model(self) -> None:
+        """Give the weights back; `load_model` reads them again."""
+        vars(self).pop("model", None)
+
+    def release(self) -> None:
+        """Give everything back."""
+        self.drop_model()
+        self.kv_caches = []
+        for name in ("workspace", "batch"):
+            vars(self).pop(name, None)
 
     def _tell_weights_changed(self) -> None:
         for callback in self.on_weights_changed:
@@ -139,7 +151,7 @@ class GPUModelRunner:
         marks.append(time.perf_counter())
         seconds.num_steps += 1
         parts = ("update", "prepare", "forward", "sample", "score_prompts", "output")
-        for part, start, end in zip(parts, marks, marks[1:], strict=True):
+        for part, (start, end) in zip(parts, itertools.pairwise(marks), strict=True):
             setattr(seconds, part, getattr(seconds, part) + end - start)
         return output
 

@@ -95,8 +95,7 @@ class Worker:
         self.model_runner.run_largest_step()
         torch.cuda.synchronize(self.device)
         peak = torch.cuda.max_memory_allocated(self.device) - before
-        gc.collect()
-        torch.cuda.empty_cache()
+        self._return_device_memory()
         free, total = torch.cuda.mem_get_info(self.device)
         return Memory(total, max(0, free - peak - spare), total - free + peak + spare)
 
@@ -138,13 +137,11 @@ class Worker:
         if "weights" not in self._asleep:
             self._sleep_level = level
             if level == 2:
-                del runner.model
+                runner.drop_model()
             elif self.device.type != "cpu":
                 runner.model.to("cpu")
         self._asleep = set(WAKE_TAGS)
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self._return_device_memory()
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Take the memory back that `tags` name ("weights", "kv_cache"; None: both)."""
@@ -164,6 +161,14 @@ class Worker:
             self._asleep.discard("kv_cache")
 
     def shutdown(self) -> None:
-        """Give everything back."""
-        self.model_runner.kv_caches = []
-        gc.collect()
+        """Give everything back; a second call does nothing."""
+        self._asleep = set(WAKE_TAGS)
+        self._sleep_level = 2
+        self.model_runner.release()
+        self._return_device_memory()
+
+    def _return_device_memory(self) -> None:
+        """Let the allocator hand back what is free; a CPU's does so by itself."""
+        if self.device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()

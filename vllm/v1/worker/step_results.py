@@ -27,7 +27,7 @@ class FullRows:
 
     def append(self, *pieces: np.ndarray) -> None:
         num_new = len(pieces[0])
-        if num_new == self.num_rows:  # all at once: nothing is copied
+        if num_new == self.num_rows:  # all at once
             self.columns = list(pieces)
         elif not self.columns:
             self.columns = [np.empty((self.num_rows, *piece.shape[1:]), piece.dtype) for piece in pieces]
@@ -38,7 +38,8 @@ class FullRows:
 
     def make_block(self) -> FlatLogprobs:
         assert self.num_filled == self.num_rows, f"{self.num_filled} of {self.num_rows} rows came"
-        return FlatLogprobs.from_full_rows(*self.columns)
+        chosen, values, ranks = self.columns
+        return FlatLogprobs.from_full_rows(chosen, values, ranks)
 
 
 class RaggedRows:
@@ -72,10 +73,17 @@ class RowOwners:
         self.ranges[request_id] = RowRange(before.first, first + num_rows)
 
     def add_wide(self, owner: OwnedRows, block: WideRows, rows: slice) -> None:
-        """Bring rows over at once: they are too large to wait on the device for the step's end."""
-        chosen, values, ranks = (
-            _to_host(tensor[rows]) for tensor in (block.chosen_token_ids, block.values, block.ranks)
-        )
+        """Bring rows over at once: they are too large to wait on the device for the step's end.
+
+        Part of a block is copied out of it: a request must not keep its neighbours' rows alive.
+        """
+        is_whole = rows == slice(0, len(block.chosen_token_ids))
+
+        def take(tensor: torch.Tensor) -> np.ndarray:
+            array: np.ndarray = tensor[rows].cpu().numpy()
+            return array if is_whole else array.copy()
+
+        chosen, values, ranks = take(block.chosen_token_ids), take(block.values), take(block.ranks)
         if block.token_ids is None or block.num_entries is None:
             full = self.wide.setdefault(owner.request_id, FullRows(owner.num_step_rows))
             assert isinstance(full, FullRows), "a request's rows are of one kind"
@@ -83,7 +91,7 @@ class RowOwners:
         else:
             ragged = self.wide.setdefault(owner.request_id, RaggedRows())
             assert isinstance(ragged, RaggedRows), "a request's rows are of one kind"
-            ragged.append(_to_host(block.num_entries[rows]), _to_host(block.token_ids[rows]), values, ranks)
+            ragged.append(take(block.num_entries), take(block.token_ids), values, ranks)
 
     def drop(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
@@ -185,21 +193,25 @@ class StepResults:
         return token_ids
 
 
-def _to_host(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.cpu().numpy()
-
-
 def copy_to_host(tensors: list[torch.Tensor]) -> list[np.ndarray]:
     """Return the tensors as arrays; from a GPU they travel as one buffer, so that a step waits once."""
     if not tensors or tensors[0].device.type == "cpu":
         return [tensor.numpy() for tensor in tensors]
+    return unpack(pack(tensors).cpu(), tensors)
+
+
+def pack(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Return the bytes of all tensors end to end, each from a multiple of 8 on: [num_bytes] uint8."""
     parts = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
-    padded = [torch.nn.functional.pad(part, (0, -len(part) % 8)) for part in parts]
-    buffer = torch.cat(padded).cpu().numpy()
+    return torch.cat([torch.nn.functional.pad(part, (0, -len(part) % 8)) for part in parts])
+
+
+def unpack(buffer: torch.Tensor, like: list[torch.Tensor]) -> list[np.ndarray]:
+    """Return the arrays in `buffer`, shaped as the tensors that were packed."""
     arrays = []
     first = 0
-    for tensor, part, whole in zip(tensors, parts, padded, strict=True):
-        dtype = np.dtype(str(tensor.dtype).removeprefix("torch."))
-        arrays.append(buffer[first : first + len(part)].view(dtype).reshape(tensor.shape))
-        first += len(whole)
+    for tensor in like:
+        part = buffer[first : first + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        arrays.append(part.numpy())
+        first += tensor.nbytes + -tensor.nbytes % 8
     return arrays

@@ -8,7 +8,7 @@
 A step has one budget of positions. Those that run go on first, in order of precedence (fcfs: arrival; priority: lowest
 value, then arrival), then whoever waits enters as seats, budget and blocks allow. A request enters only when blocks for
 all that it has to compute are free, so prefill never lacks memory in the middle; when a sequence that grows lacks a
-block, waiting holders give up theirs, then the latest running request that frees any is preempted.
+block, waiting holders give up theirs, then the latest running request is preempted.
 """
 
 import time
@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
-from vllm.v1.core.kv_cache_manager import KVCacheManager, SlotAllocation
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.counters import Counters
 from vllm.v1.core.sched.door import check_can_run, count_positions
 from vllm.v1.core.sched.output_rows import make_output, take_prompt_scores, take_sample_rows
@@ -26,6 +26,7 @@ from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.step_plan import StepPlan
 from vllm.v1.core.sched.stop_check import find_ending
 from vllm.v1.messages import (
+    BlockCopy,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -77,13 +78,15 @@ class Scheduler:
         check_can_run(message, self.max_model_len, self.num_blocks, self.kv.block_size, self.config)
         self._num_added += 1
         by_priority = self.config.policy == "priority"
+        num_prompt_tokens = len(message.prompt_token_ids)
         request = Request(
             message=message,
             request_id=request_id,
             seeds=message.seeds,
             precedence=(message.priority, message.arrival_time, self._num_added) if by_priority else (self._num_added,),
+            num_prompt_tokens=num_prompt_tokens,
             max_positions=count_positions(message, self.max_model_len),
-            num_scored=len(message.prompt_token_ids) if message.sampling_params.prompt_logprobs is None else 1,
+            num_scored=num_prompt_tokens if message.sampling_params.prompt_logprobs is None else 1,
         )
         self.requests[request_id] = request
         if request.num_missing_tokens == 0:
@@ -133,7 +136,7 @@ class Scheduler:
         """Decide one step; `update_from_output` must follow with what came of it."""
         plan = StepPlan(budget=self.config.max_num_batched_tokens)
         self._schedule_running(plan)
-        if not plan.is_short_of_memory:
+        if self.waiting and not plan.is_short_of_memory:
             self._admit_waiting(plan)
         self._ids_in_runner.update(new.request_id for new in plan.new_requests)
         left_ids, self._left_ids = self._left_ids, []
@@ -146,33 +149,27 @@ class Scheduler:
             # One position is kept for each that stands behind: a long recomputation must not stop the others' decoding.
             budget = max(1, plan.budget - (len(self.running) - place - 1))
             num_tokens = self._count_tokens(request, request.num_missing_tokens, budget)
-            allocation = self._grow(request, num_tokens, place, plan)
-            if allocation is not None:
-                plan.add_running(request, num_tokens, allocation)
+            new_block_ids = self._grow(request, num_tokens, plan)
+            if new_block_ids is not None:
+                plan.add_running(request, num_tokens, new_block_ids)
             place += 1
 
-    def _grow(self, request: Request, num_tokens: int, place: int, plan: StepPlan) -> SlotAllocation | None:
-        """Find blocks for a running request; None: it keeps its seat and waits for a step with more memory."""
-        while (allocation := self.kv.allocate_slots(request, num_tokens)) is None:
-            plan.is_short_of_memory = True  # so nobody enters in this step
-            if not self.kv.reclaim_idle(self.kv.num_free_blocks + 1) and not self._preempt_behind(place, plan):
-                return None
-        return allocation
+    def _grow(self, request: Request, num_tokens: int, plan: StepPlan) -> list[int] | None:
+        """Find blocks for a running request; None: it keeps its seat and waits for a step with more memory.
 
-    def _preempt_behind(self, place: int, plan: StepPlan) -> bool:
-        """Preempt the last request that frees a block and has not been scheduled; say whether there was one.
-
-        When nobody runs in this step yet, one that frees nothing goes too: two may share blocks that are nobody else's.
-        The first in order therefore always gets what it needs, and every step brings the engine forward.
+        The last in order goes first. It always frees something: the block that a running request writes is its alone,
+        and since it was filled, nobody has entered before the request got its next one. So the first in order gets what
+        it needs, and every step brings the engine forward.
         """
-        behind = self.running[place + 1 :]
-        victim = next((request for request in reversed(behind) if self.kv.frees_anything(request)), None)
-        if victim is None and behind and not plan.num_scheduled_tokens:
-            victim = behind[-1]
-        if victim is None:
-            return False
-        self._preempt(victim)
-        return True
+        while (new_block_ids := self.kv.allocate_slots(request, num_tokens)) is None:
+            plan.is_short_of_memory = True  # so nobody enters in this step
+            if self.kv.reclaim_idle(self.kv.num_free_blocks + 1):
+                continue
+            victim = self.running[-1]
+            if victim is request or victim.num_scheduled_tokens > 0:
+                return None
+            self._preempt(victim)
+        return new_block_ids
 
     def _preempt(self, request: Request) -> None:
         assert request.num_scheduled_tokens == 0, f"{request.request_id} is preempted while its step runs"
@@ -200,8 +197,8 @@ class Scheduler:
             plan.add_new(request, *admitted)
             num_spare += self.kv.may_grow(request)
 
-    def _try_admit(self, request: Request, budget: int, num_spare: int) -> tuple[int, SlotAllocation] | None:
-        """Return how many positions of a waiting request run now and its blocks; None: it waits on."""
+    def _try_admit(self, request: Request, budget: int, num_spare: int) -> tuple[int, list[BlockCopy]] | None:
+        """Return how many positions of a waiting request run now, after which copies; None: it waits on."""
         while True:
             if self.kv.has_lost_blocks(request):
                 self.kv.accept_loss(request)
@@ -212,8 +209,8 @@ class Scheduler:
             num_tokens = self._count_tokens(request, num_missing, budget)
             if num_tokens == 0:
                 return None
-            allocation = self.kv.allocate_slots(request, num_missing, hits, num_spare)
-            if allocation is not None:
+            copies = self.kv.admit(request, num_missing, hits, num_spare)
+            if copies is not None:
                 break
             # With nobody running, who waits behind must make room, holder by holder.
             if self.running or not self.kv.reclaim_idle(self.kv.num_free_blocks + 1):
@@ -223,7 +220,7 @@ class Scheduler:
             request.num_cached_tokens = num_hit_tokens
             self.counters.num_prefix_hits += num_hit_tokens
             self.counters.num_prefix_queries += request.num_prompt_tokens if self.kv.enable_caching else 0
-        return num_tokens, allocation
+        return num_tokens, copies
 
     def _count_tokens(self, request: Request, num_missing: int, budget: int) -> int:
         """Return how many of the missing positions run in this step; 0: none before a step with more room."""

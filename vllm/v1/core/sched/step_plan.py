@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from vllm.v1.core.kv_cache_manager import SlotAllocation
 from vllm.v1.messages import BlockCopy, NewRequest, PromptRange, RunningRequests, SchedulerOutput
 from vllm.v1.request import Request
 
@@ -22,7 +21,7 @@ class StepPlan:
     prompt_ranges: dict[str, PromptRange] = field(default_factory=dict)
     block_copies: list[BlockCopy] = field(default_factory=list)
 
-    def add_new(self, request: Request, num_tokens: int, allocation: SlotAllocation) -> None:
+    def add_new(self, request: Request, num_tokens: int, copies: list[BlockCopy]) -> None:
         """Let a request enter the runner's batch and run."""
         message = request.message
         self.new_requests.append(
@@ -38,14 +37,13 @@ class StepPlan:
                 bad_words_token_ids=message.bad_words_token_ids,
             )
         )
-        self.block_copies += allocation.copies
+        self.block_copies += copies
         self._add(request, num_tokens)
 
-    def add_running(self, request: Request, num_tokens: int, allocation: SlotAllocation) -> None:
+    def add_running(self, request: Request, num_tokens: int, new_block_ids: list[int]) -> None:
         """Let a request of the runner's batch run."""
-        assert not allocation.copies, f"{request.request_id} writes into a block of others while it runs"
         self.running.request_ids.append(request.request_id)
-        self.running.new_block_ids.append(allocation.new_block_ids)
+        self.running.new_block_ids.append(new_block_ids)
         self.running.num_computed_tokens.append(request.num_computed_tokens)
         self._add(request, num_tokens)
 

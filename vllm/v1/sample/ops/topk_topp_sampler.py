@@ -7,6 +7,7 @@ together. Removed tokens get −inf, in place.
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 # Top-p first looks at this many of the largest values; only rows whose mass lies deeper are sorted whole.
@@ -25,7 +26,7 @@ class Prefix(NamedTuple):
 
 def apply_filters(
     logits: torch.Tensor,  # [num_rows, vocab_size] float32, before temperature
-    rows: torch.Tensor,  # [num_filtered] int64, the rows that ask
+    rows: np.ndarray,  # [num_filtered] int64, rising: the rows that ask
     temperature: torch.Tensor,  # [num_filtered] float32
     top_k: torch.Tensor,  # [num_filtered] int64, vocab_size: off
     top_p: torch.Tensor,  # [num_filtered] float32, 1: off
@@ -34,17 +35,21 @@ def apply_filters(
     """Apply min-p, then top-k, then top-p on what the others left, renormalised."""
     for first in range(0, len(rows), MAX_ROWS):
         some = slice(first, first + MAX_ROWS)
-        chunk = logits[rows[some]]
+        part = rows[some]
+        is_adjacent = int(part[-1] - part[0]) == len(part) - 1
+        index = slice(int(part[0]), int(part[-1]) + 1) if is_adjacent else torch.from_numpy(part).to(logits.device)
+        chunk = logits[index]  # a view where the rows are adjacent
         if bool((min_p[some] > 0).any()):
             apply_min_p(chunk, temperature[some], min_p[some])
         apply_top_k_top_p(chunk, temperature[some], top_k[some], top_p[some])
-        logits[rows[some]] = chunk
+        if not is_adjacent:
+            logits[index] = chunk
 
 
 def apply_min_p(logits: torch.Tensor, temperature: torch.Tensor, min_p: torch.Tensor) -> None:
     """Remove tokens whose probability is below min_p times that of the most likely one."""
     gaps = (logits - logits.amax(dim=1, keepdim=True)) / temperature[:, None]
-    logits.masked_fill_(gaps < min_p.log()[:, None], -torch.inf)
+    _remove(logits, gaps < min_p.log()[:, None])
 
 
 def apply_top_k_top_p(
@@ -83,7 +88,7 @@ def _find_within(
 ) -> tuple[Prefix, torch.Tensor]:
     """Look among each row's `width` largest; also returns which rows that settles, [num_rows] bool."""
     vocab_size = logits.shape[1]
-    values = torch.topk(logits, width, dim=1).values  # [num_rows, width], falling
+    values = _find_largest(logits, width)
     largest = values[:, :1]
     # Sums in double: float32 drifts by more than a token's probability over a large vocabulary.
     weights = ((values - largest) / temperature[:, None]).exp().double()
@@ -102,11 +107,22 @@ def _find_within(
     return Prefix(num_kept, values.gather(1, num_kept[:, None] - 1).squeeze(1)), is_settled
 
 
+def _find_largest(logits: torch.Tensor, width: int) -> torch.Tensor:  # [num_rows, width] float32, falling
+    """Return each row's `width` largest values."""
+    if logits.device.type != "cpu":
+        return torch.topk(logits, width, dim=1).values
+    # numpy selects and sorts floats with SIMD: 4 to 7 times as fast as torch here (512 and all of 49,152).
+    values = logits.numpy()
+    if width < values.shape[1]:
+        values = np.partition(values, values.shape[1] - width, axis=1)[:, -width:]
+    return torch.from_numpy(np.sort(values, axis=1)[:, ::-1].copy())
+
+
 def keep_prefix(logits: torch.Tensor, prefix: Prefix) -> None:
     """Remove all but the prefix; of tokens tied at its end the lowest ids stay."""
     is_below = logits < prefix.smallest[:, None]
-    num_left = logits.shape[1] - is_below.sum(dim=1)
-    logits.masked_fill_(is_below, -torch.inf)
+    num_left = logits.shape[1] - is_below.view(torch.uint8).sum(dim=1, dtype=torch.int32)
+    _remove(logits, is_below)
     crowded = ((num_left > prefix.num_kept) & (prefix.smallest > -torch.inf)).nonzero().squeeze(1)
     for rows in crowded.split(MAX_SORTED_ROWS):
         if len(rows):
@@ -114,4 +130,10 @@ def keep_prefix(logits: torch.Tensor, prefix: Prefix) -> None:
             is_tied = chunk == prefix.smallest[rows][:, None]
             num_tied_kept = is_tied.sum(dim=1) - (num_left - prefix.num_kept)[rows]
             is_surplus = is_tied & (is_tied.cumsum(dim=1) > num_tied_kept[:, None])
-            logits[rows] = chunk.masked_fill_(is_surplus, -torch.inf)
+            _remove(chunk, is_surplus)
+            logits[rows] = chunk
+
+
+def _remove(logits: torch.Tensor, is_removed: torch.Tensor) -> None:
+    """Set what is removed to −inf; three times as fast as masked_fill_ on a CPU."""
+    torch.where(is_removed, logits.new_tensor(-torch.inf), logits, out=logits)

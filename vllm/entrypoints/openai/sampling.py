@@ -1,0 +1,86 @@
+"""From a request's fields to `SamplingParams`: the request's value, else the model's default, else the engine's."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.entrypoints.openai.protocol import GenerationRequest
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+# What a model's generation_config.json may say about sampling.
+_MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+_PLAIN_FIELDS = (
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "seed",
+    "stop",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "allowed_token_ids",
+    "bad_words",
+    "logprob_token_ids",
+    "logprobs_mode",
+    "stream_interval",
+    "prompt_logprobs_start",
+)
+
+
+class SamplingDefaults:
+    """What a model says about sampling where a request says nothing, and the most tokens that it may generate."""
+
+    def __init__(self, generation_config: Mapping[str, Any]) -> None:
+        self.values = {
+            name: generation_config[name] for name in _MODEL_DEFAULTS if generation_config.get(name) is not None
+        }
+        self.max_new_tokens: int | None = generation_config.get("max_new_tokens")
+
+    def make_params(
+        self,
+        request: GenerationRequest,
+        *,
+        n: int,
+        max_tokens: int | None,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
+    ) -> SamplingParams:
+        """Return the params of a request; the caller says what its kind of request calls differently.
+
+        Raises:
+            VLLMValidationError: a field breaks a rule.
+        """
+        given = {name: getattr(request, name) for name in _PLAIN_FIELDS}
+        fields = {**self.values, **{name: value for name, value in given.items() if value is not None}}
+        if self.max_new_tokens is not None:
+            max_tokens = self.max_new_tokens if max_tokens is None else min(max_tokens, self.max_new_tokens)
+        return SamplingParams.from_optional(
+            **fields,
+            n=n,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
+        )
+
+
+def check_priority(request: GenerationRequest, policy: str) -> int:
+    """Return the request's priority, which is refused where the engine does not look at it."""
+    priority = request.priority or 0
+    if priority != 0 and policy != "priority":
+        raise VLLMValidationError(
+            f"priority is not looked at under the scheduling policy {policy!r}; start the server with "
+            "--scheduling-policy priority, or leave it out",
+            parameter="priority",
+            value=priority,
+        )
+    return priority
