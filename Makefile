@@ -57,6 +57,7 @@ format: $(READY) ## rewrites the sources as lint wants them
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/clang-format -i $(CXX_SOURCES)
+	$(PY) .ci/architecture_tree.py
 
 typecheck: $(READY) ## mypy, strict on the public interface
 	$(VENV)/bin/mypy

@@ -1,19 +1,24 @@
 """The one door to the kernels: torch tensors in, torch tensors out.
 
-On the CPU an op runs the compiled library (csrc/, a plain C interface through ctypes); elsewhere, and where the
-library is missing, its torch reference of the same contract. torch is imported before the library is loaded: both
-then share torch's OpenMP runtime, while two runtimes in one process would spin against each other.
+On the CPU an op runs the compiled library (vllm/_ops_library.py, csrc/); elsewhere, and where the library is missing,
+its torch reference of the same contract (`*_reference`).
 
 Order of tokens, everywhere: by (logit falling, id rising), on the float32 logits given. rank = 1 + the tokens before.
 """
 
 import ctypes
-import functools
-import logging
-import pathlib
 
 import torch
 
+from vllm._ops_library import check_status, get_simd_variant, is_compiled, load_library, set_simd_variant
+from vllm._ops_model_reference import (
+    paged_attention_reference,
+    rms_norm_reference,
+    rotate_and_write_kv_reference,
+    rotate_reference,
+    silu_and_multiply_reference,
+    write_kv_reference,
+)
 from vllm._ops_reference import (
     ScoredEntries,
     argmax_rows_reference,
@@ -23,7 +28,6 @@ from vllm._ops_reference import (
     score_given_ids_reference,
     score_rows_reference,
 )
-from vllm.logger import init_logger, log_once
 
 __all__ = [
     "ScoredEntries",
@@ -33,8 +37,16 @@ __all__ = [
     "draw_rows_reference",
     "get_simd_variant",
     "is_compiled",
+    "paged_attention",
+    "paged_attention_reference",
     "philox_bits",
     "philox_bits_reference",
+    "rms_norm",
+    "rms_norm_reference",
+    "rotate",
+    "rotate_and_write_kv",
+    "rotate_and_write_kv_reference",
+    "rotate_reference",
     "score_full_rows",
     "score_full_rows_reference",
     "score_given_ids",
@@ -42,69 +54,11 @@ __all__ = [
     "score_rows",
     "score_rows_reference",
     "set_simd_variant",
+    "silu_and_multiply",
+    "silu_and_multiply_reference",
+    "write_kv",
+    "write_kv_reference",
 ]
-
-logger = init_logger(__name__)
-
-_LIBRARY_PATH = pathlib.Path(__file__).with_name("_C_cpu.so")
-_ABI_VERSION = 1
-_POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
-_MATRIX = [_POINTER, _SIZE, _SIZE, _SIZE]  # data, row stride, rows, columns
-_SIGNATURES = {
-    "vllm_score_rows": [*_MATRIX, _POINTER, _POINTER, _INT, _INT, _INT, *[_POINTER] * 5],
-    "vllm_score_given_ids": [*_MATRIX, _POINTER, _POINTER, _INT, _INT, _INT, *[_POINTER] * 5],
-    "vllm_score_full_rows": [*_MATRIX, _INT, _INT, *[_POINTER] * 3],
-    "vllm_argmax_rows": [*_MATRIX, _INT, *[_POINTER] * 2],
-    "vllm_draw_rows": [*_MATRIX, *[_POINTER] * 3, _SIZE, _INT, _POINTER],
-    "vllm_philox_bits": [_POINTER, _POINTER, _SIZE, _SIZE, _POINTER],
-    "vllm_set_variant": [ctypes.c_char_p],
-}
-
-
-@functools.cache
-def _load_library() -> ctypes.CDLL | None:
-    """Load the compiled library; None, said once, where it is missing or of another version."""
-    try:
-        library = ctypes.CDLL(str(_LIBRARY_PATH))
-        found = library.vllm_abi_version()
-    except (OSError, AttributeError) as error:
-        reason = "was not built (no C++ compiler at install?)" if not _LIBRARY_PATH.exists() else f"failed: {error}"
-    else:
-        if found == _ABI_VERSION:
-            for name, argument_types in _SIGNATURES.items():
-                getattr(library, name).argtypes = argument_types
-            library.vllm_get_variant.restype = ctypes.c_char_p
-            return library
-        reason = f"is of version {found}, not {_ABI_VERSION}; reinstall"
-    log_once(logger.name, logging.WARNING, f"The compiled CPU kernels {reason}: running in plain torch, slower.")
-    return None
-
-
-def is_compiled() -> bool:
-    """Say whether CPU tensors go to the compiled library; says once in the log when it is missing."""
-    return _load_library() is not None
-
-
-def get_simd_variant() -> str:
-    """Return the instruction set that the kernels use: avx512, avx2 or portable; none without the library."""
-    library = _load_library()
-    return library.vllm_get_variant().decode() if library else "none"
-
-
-def set_simd_variant(name: str) -> bool:
-    """Choose the instruction set (also "auto"), for tests; False where it isn't compiled in or the CPU lacks it."""
-    library = _load_library()
-    return library is not None and library.vllm_set_variant(name.encode()) == 0
-
-
-def _check_status(status: int) -> None:
-    if status == 1:
-        raise MemoryError("the kernel found no memory for its workspace")
-    if status == 2:
-        raise IndexError("token ids must lie in the vocabulary, and row numbers among the rows")
-    if status == 3:
-        raise ValueError("num_top must be from 0 to max_top")
-    assert status == 0, f"unknown status {status}"
 
 
 def _get_library_for(logits: torch.Tensor) -> ctypes.CDLL | None:
@@ -112,7 +66,7 @@ def _get_library_for(logits: torch.Tensor) -> ctypes.CDLL | None:
     assert logits.dtype == torch.float32 and logits.dim() == 2, f"logits must be float32 rows; got {logits.dtype}"
     assert logits.shape[1] > 0, "logits must have a vocabulary"
     assert logits.stride(1) == 1 or logits.shape[1] == 1, "the vocabulary must be contiguous"
-    return _load_library() if logits.device.type == "cpu" else None
+    return load_library() if logits.device.type == "cpu" else None
 
 
 def _describe(logits: torch.Tensor) -> tuple[int, int, int, int]:
@@ -163,7 +117,7 @@ def score_rows(
         torch.get_num_threads(),
         *(field.data_ptr() for field in entries),
     )
-    _check_status(status)
+    check_status(status)
     return entries
 
 
@@ -195,7 +149,7 @@ def score_given_ids(
         torch.get_num_threads(),
         *(field.data_ptr() for field in entries),
     )
-    _check_status(status)
+    check_status(status)
     return entries
 
 
@@ -218,7 +172,7 @@ def score_full_rows(
         ranks.data_ptr(),
         is_finite.data_ptr(),
     )
-    _check_status(status)
+    check_status(status)
     return values, ranks, is_finite
 
 
@@ -237,7 +191,7 @@ def argmax_rows(
     status = library.vllm_argmax_rows(
         *_describe(logits), torch.get_num_threads(), token_ids.data_ptr(), is_finite.data_ptr()
     )
-    _check_status(status)
+    check_status(status)
     return token_ids, is_finite
 
 
@@ -270,13 +224,13 @@ def draw_rows(
         torch.get_num_threads(),
         token_ids.data_ptr(),
     )
-    _check_status(status)
+    check_status(status)
     return token_ids
 
 
 def philox_bits(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """Return the 32 random bits of each token that `draw_rows` draws from: [num_draws, vocab_size] int64."""
-    library = _load_library()
+    library = load_library()
     if library is None or seeds.device.type != "cpu":
         return philox_bits_reference(seeds, positions, vocab_size)
     seeds, positions = _convert(seeds, torch.int64), _convert(positions, torch.int64)
@@ -284,5 +238,224 @@ def philox_bits(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -
     status = library.vllm_philox_bits(
         seeds.data_ptr(), positions.data_ptr(), seeds.shape[0], vocab_size, bits.data_ptr()
     )
-    _check_status(status)
+    check_status(status)
     return bits
+
+
+def _get_library_for_model(*tensors: torch.Tensor) -> ctypes.CDLL | None:
+    """Return the library if it serves a layer of these tensors: all float32, all on the CPU."""
+    served = all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in tensors)
+    return load_library() if served else None
+
+
+def _as_heads(heads: torch.Tensor) -> torch.Tensor:
+    """Return [num_tokens, num_heads, head_dim] with the heads of a token side by side; copies only where it must."""
+    _, num_heads, head_dim = heads.shape
+    side_by_side = (heads.stride(2) == 1 or head_dim == 1) and (heads.stride(1) == head_dim or num_heads == 1)
+    return heads if side_by_side else heads.contiguous()
+
+
+def _as_rows(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dim() == 2 and x.stride(1) == 1 else x.reshape(-1, x.shape[-1]).contiguous()
+
+
+def paged_attention(
+    query: torch.Tensor,  # [num_tokens, num_heads, head_dim], token stride free
+    kv_cache: torch.Tensor,  # [2, num_blocks, block_size, num_kv_heads, head_dim] keys, then values; contiguous
+    block_tables: torch.Tensor,  # [num_requests, max_blocks] int32; entries beyond a request's need are not read
+    query_starts: torch.Tensor,  # [num_requests + 1] int32: the first row of each request, then num_tokens
+    seq_lens: torch.Tensor,  # [num_requests] int32: positions in the cache, this step's tokens included
+    scale: float,
+    sliding_window: int | None = None,
+) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
+    """Attend causally over each request's own blocks; the step's keys and values must be in the cache already.
+
+    Position i sees positions j ≤ i, with a sliding window only those with j > i − sliding_window; no other slot is
+    read. A row's result is the same to the bit for any batch, chunking, block size and number of threads.
+
+    Raises:
+        IndexError: a block that a request needs is not in the cache.
+    """
+    library = _get_library_for_model(query, kv_cache)
+    if library is None:
+        return paged_attention_reference(query, kv_cache, block_tables, query_starts, seq_lens, scale, sliding_window)
+    query = _as_heads(query)
+    block_tables = _convert(block_tables, torch.int32)
+    query_starts, seq_lens = _convert(query_starts, torch.int32), _convert(seq_lens, torch.int32)
+    assert kv_cache.is_contiguous(), "the cache must be contiguous"
+    assert query.shape[2] == kv_cache.shape[4] and query.shape[1] % kv_cache.shape[3] == 0, "heads must match the cache"
+    output = torch.empty(query.shape, dtype=torch.float32)
+    status = library.vllm_paged_attention(
+        query.data_ptr(),
+        query.stride(0),
+        query.shape[1],
+        kv_cache.data_ptr(),
+        *kv_cache.shape[1:],
+        block_tables.data_ptr(),
+        block_tables.shape[1],
+        query_starts.data_ptr(),
+        seq_lens.data_ptr(),
+        seq_lens.shape[0],
+        scale,
+        sliding_window or 0,
+        torch.get_num_threads(),
+        output.data_ptr(),
+    )
+    check_status(status)
+    return output
+
+
+def write_kv(
+    key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim], token stride free
+    value: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim], token stride free
+    kv_cache: torch.Tensor,  # [2, num_blocks, block_size, num_kv_heads, head_dim], written in place
+    slot_mapping: torch.Tensor,  # [num_tokens] int64: block id · block_size + place in the block
+) -> None:
+    """Copy a step's keys and values into their slots.
+
+    Raises:
+        IndexError: a slot is not in the cache; nothing was written.
+    """
+    library = _get_library_for_model(key, value, kv_cache)
+    if library is None:
+        return write_kv_reference(key, value, kv_cache, slot_mapping)
+    key, value, slot_mapping = _as_heads(key), _as_heads(value), _convert(slot_mapping, torch.int64)
+    assert kv_cache.is_contiguous() and key.shape == value.shape and key.shape[1:] == kv_cache.shape[3:]
+    status = library.vllm_write_kv(
+        key.data_ptr(),
+        key.stride(0),
+        value.data_ptr(),
+        value.stride(0),
+        key.shape[0],
+        key.shape[1] * key.shape[2],
+        slot_mapping.data_ptr(),
+        kv_cache.data_ptr(),
+        kv_cache.shape[1] * kv_cache.shape[2],
+        torch.get_num_threads(),
+    )
+    check_status(status)
+
+
+def rotate_and_write_kv(
+    qkv: torch.Tensor,  # [num_tokens, num_heads + 2 · num_kv_heads, head_dim]: query, key, value heads
+    cos: torch.Tensor,  # [num_tokens, head_dim] float32 (or [num_tokens, 1, head_dim])
+    sin: torch.Tensor,  # the same shape; its first half is negated
+    kv_cache: torch.Tensor,  # [2, num_blocks, block_size, num_kv_heads, head_dim], written in place
+    slot_mapping: torch.Tensor,  # [num_tokens] int64
+    query_norm: torch.Tensor | None = None,  # [head_dim]: weight of the norm of each query head, if the model has one
+    key_norm: torch.Tensor | None = None,  # [head_dim]
+    eps: float = 0.0,
+) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
+    """Go from a layer's qkv product to what attention needs in one pass: norms, rotation, cache; return the query.
+
+    Raises:
+        IndexError: a slot is not in the cache; nothing was written.
+    """
+    norms = [norm for norm in (query_norm, key_norm) if norm is not None]
+    library = _get_library_for_model(qkv, kv_cache, *norms)
+    if library is None:
+        return rotate_and_write_kv_reference(qkv, cos, sin, kv_cache, slot_mapping, query_norm, key_norm, eps)
+    qkv, slot_mapping = _as_heads(qkv), _convert(slot_mapping, torch.int64)
+    cos, sin = _convert(cos, torch.float32), _convert(sin, torch.float32)
+    num_tokens, num_all_heads, head_dim = qkv.shape
+    num_kv_heads = kv_cache.shape[3]
+    num_heads = num_all_heads - 2 * num_kv_heads
+    assert kv_cache.is_contiguous() and head_dim == kv_cache.shape[4] and head_dim % 2 == 0
+    assert cos.numel() == sin.numel() == num_tokens * head_dim and slot_mapping.shape == (num_tokens,)
+    query = torch.empty(num_tokens, num_heads, head_dim)
+    status = library.vllm_rotate_and_write_kv(
+        qkv.data_ptr(),
+        qkv.stride(0),
+        num_tokens,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        cos.data_ptr(),
+        sin.data_ptr(),
+        None if query_norm is None else query_norm.data_ptr(),
+        None if key_norm is None else key_norm.data_ptr(),
+        eps,
+        slot_mapping.data_ptr(),
+        kv_cache.data_ptr(),
+        kv_cache.shape[1] * kv_cache.shape[2],
+        torch.get_num_threads(),
+        query.data_ptr(),
+    )
+    check_status(status)
+    return query
+
+
+def rotate(
+    heads: torch.Tensor,  # [num_tokens, num_heads, head_dim], token stride free
+    cos: torch.Tensor,  # [num_tokens, head_dim] float32 (or [num_tokens, 1, head_dim])
+    sin: torch.Tensor,  # the same shape; its first half is negated
+) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
+    """Turn every head by its token's rotation: x · cos + (x with its halves swapped) · sin."""
+    library = _get_library_for_model(heads)
+    if library is None:
+        return rotate_reference(heads, cos, sin)
+    heads = _as_heads(heads)
+    cos, sin = _convert(cos, torch.float32), _convert(sin, torch.float32)
+    assert heads.shape[2] % 2 == 0 and cos.numel() == sin.numel() == heads.shape[0] * heads.shape[2]
+    output = torch.empty(heads.shape)
+    status = library.vllm_rotate(
+        heads.data_ptr(),
+        heads.stride(0),
+        *heads.shape,
+        cos.data_ptr(),
+        sin.data_ptr(),
+        torch.get_num_threads(),
+        output.data_ptr(),
+    )
+    check_status(status)
+    return output
+
+
+def rms_norm(
+    x: torch.Tensor,  # [..., size]
+    weight: torch.Tensor,  # [size]
+    eps: float,
+    residual: torch.Tensor | None = None,  # [num_rows, size], changed in place
+) -> torch.Tensor:  # the shape of x
+    """Return x / √(mean(x²) + eps) · weight by rows; with a residual, add x to it first and norm that."""
+    library = _get_library_for_model(x, weight, *([] if residual is None else [residual]))
+    if library is None:
+        return rms_norm_reference(x, weight, eps, residual)
+    rows = _as_rows(x)
+    assert weight.is_contiguous() and weight.shape == x.shape[-1:]
+    assert residual is None or (residual.shape == rows.shape and residual.stride(1) == 1), "the residual must be rows"
+    output = torch.empty(x.shape)
+    status = library.vllm_rms_norm(
+        rows.data_ptr(),
+        rows.stride(0),
+        None if residual is None else residual.data_ptr(),
+        0 if residual is None else residual.stride(0),
+        *rows.shape,
+        weight.data_ptr(),
+        eps,
+        torch.get_num_threads(),
+        output.data_ptr(),
+    )
+    check_status(status)
+    return output
+
+
+def silu_and_multiply(
+    gate_up: torch.Tensor,  # [num_rows, 2 · size]: gate columns, then up columns; row stride free
+) -> torch.Tensor:  # [num_rows, size]
+    """Return silu(gate) · up."""
+    library = _get_library_for_model(gate_up)
+    if library is None:
+        return silu_and_multiply_reference(gate_up)
+    rows = _as_rows(gate_up)
+    output = torch.empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+    status = library.vllm_silu_and_multiply(
+        rows.data_ptr(),
+        rows.stride(0),
+        rows.shape[0],
+        rows.shape[1] // 2,
+        torch.get_num_threads(),
+        output.data_ptr(),
+    )
+    check_status(status)
+    return output

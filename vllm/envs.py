@@ -6,6 +6,8 @@
     VLLM_MAX_STOP_STRINGS           4       stop strings over HTTP
     VLLM_MAX_NUM_BAD_WORDS          128     bad words after tokenisation
     VLLM_ENABLE_V1_MULTIPROCESSING  0       1: LLM runs the core in a process of its own
+    VLLM_ENGINE_READY_TIMEOUT_S     600     seconds that a core process may take to load the model
+    VLLM_V1_OUTPUT_PROC_CHUNK_SIZE  128     sequences whose outputs AsyncLLM handles before it lets others run
     VLLM_CPU_KVCACHE_SPACE          unset   GiB of KV cache on a CPU
     VLLM_CPU_OMP_THREADS_BIND       auto    cores to bind to, such as 0-1
     VLLM_LOGGING_LEVEL              INFO
@@ -58,6 +60,8 @@ max_completion_prompts = _int("VLLM_MAX_COMPLETION_PROMPTS", 1024)
 max_stop_strings = _int("VLLM_MAX_STOP_STRINGS", 4)
 max_num_bad_words = _int("VLLM_MAX_NUM_BAD_WORDS", 128)
 enable_v1_multiprocessing = _int("VLLM_ENABLE_V1_MULTIPROCESSING", 0)
+engine_ready_timeout_s = _int("VLLM_ENGINE_READY_TIMEOUT_S", 600)
+output_proc_chunk_size = _int("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", 128)
 batch_invariant = _int("VLLM_BATCH_INVARIANT", 0)
 cpu_kvcache_space = _float_or_none("VLLM_CPU_KVCACHE_SPACE")
 cpu_omp_threads_bind = _str("VLLM_CPU_OMP_THREADS_BIND", "auto")

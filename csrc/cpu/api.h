@@ -13,7 +13,7 @@ namespace vllm::cpu {
 enum Status : int32_t {
   kOk = 0,
   kOutOfMemory = 1,
-  kIdOutOfRange = 2,     // a chosen or given token id, or a row number, lies outside the table
+  kIdOutOfRange = 2,     // a token id, a row number, a block or a slot lies outside its table
   kCountOutOfRange = 3,  // num_top[row] is negative or larger than max_top
   kUnknownVariant = 4,   // not compiled in, or not run by this CPU
 };
@@ -21,7 +21,7 @@ enum Status : int32_t {
 }  // namespace vllm::cpu
 
 // Raised whenever a signature below changes; the Python door refuses a library of another number.
-inline constexpr int32_t kVllmAbiVersion = 1;
+inline constexpr int32_t kVllmAbiVersion = 2;
 
 VLLM_API int32_t vllm_abi_version();
 
@@ -65,3 +65,46 @@ VLLM_API int32_t vllm_draw_rows(const float* logits, int64_t row_stride, int64_t
 // The 32 random bits of each token, [num_draws, vocab_size]: what draw_rows draws from, for tests.
 VLLM_API int32_t vllm_philox_bits(const int64_t* seeds, const int64_t* positions, int64_t num_draws, int64_t vocab_size,
                                   int64_t* bits);
+
+// Attention over the paged cache [2, num_blocks, block_size, num_kv_heads, head_dim] (keys, then values), which already
+// holds this step's keys and values. A request's rows are its last positions; position i sees positions j <= i, with a
+// sliding window (0: none) those with j > i - sliding_window. Nothing else in the cache is read.
+VLLM_API int32_t vllm_paged_attention(const float* query,  // [num_tokens, num_heads, head_dim]
+                                      int64_t token_stride, int64_t num_heads, const float* kv_cache,
+                                      int64_t num_blocks, int64_t block_size, int64_t num_kv_heads, int64_t head_dim,
+                                      const int32_t* block_tables,  // [num_requests, table_stride]
+                                      int64_t table_stride,
+                                      const int32_t* query_starts,  // [num_requests + 1]
+                                      const int32_t* seq_lens,      // [num_requests], this step's tokens included
+                                      int64_t num_requests, float scale, int64_t sliding_window, int32_t num_threads,
+                                      float* output);  // [num_tokens, num_heads, head_dim]
+
+// Copies keys and values [num_tokens, row_size] (row_size = num_kv_heads * head_dim) to their slots of the cache.
+VLLM_API int32_t vllm_write_kv(const float* key, int64_t key_stride, const float* value, int64_t value_stride,
+                               int64_t num_tokens, int64_t row_size, const int64_t* slot_mapping, float* kv_cache,
+                               int64_t num_slots, int32_t num_threads);
+
+// One pass from the product of a layer's qkv weights to attention: norms of q's and k's heads where weights are given
+// (else null), rotation, query out, keys and values into the cache.
+VLLM_API int32_t vllm_rotate_and_write_kv(const float* qkv,  // [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
+                                          int64_t token_stride, int64_t num_tokens, int64_t num_heads,
+                                          int64_t num_kv_heads, int64_t head_dim,
+                                          const float* cos,  // [num_tokens, head_dim]
+                                          const float* sin,  // [num_tokens, head_dim], first half negated
+                                          const float* query_norm, const float* key_norm, float eps,
+                                          const int64_t* slot_mapping, float* kv_cache, int64_t num_slots,
+                                          int32_t num_threads, float* query);  // [num_tokens, num_heads, head_dim]
+
+// Turns every head: output = x * cos + swapped halves of x * sin.
+VLLM_API int32_t vllm_rotate(const float* heads, int64_t token_stride, int64_t num_tokens, int64_t num_heads,
+                             int64_t head_dim, const float* cos, const float* sin, int32_t num_threads, float* output);
+
+// x / sqrt(mean(x^2) + eps) * weight by rows. With a residual (else null): residual += x first, in place, and the norm
+// is the residual's.
+VLLM_API int32_t vllm_rms_norm(const float* x, int64_t x_stride, float* residual, int64_t residual_stride,
+                               int64_t num_rows, int64_t size, const float* weight, float eps, int32_t num_threads,
+                               float* output);
+
+// silu(gate) * up; gate_up is [num_rows, 2 * size], gate columns first.
+VLLM_API int32_t vllm_silu_and_multiply(const float* gate_up, int64_t row_stride, int64_t num_rows, int64_t size,
+                                        int32_t num_threads, float* output);

@@ -1,6 +1,5 @@
 // Gumbel-max draws: several draws may share a row, so the row is read, never repeated.
 #include <limits>
-#include <new>
 #include <vector>
 
 #include "api.h"
@@ -42,10 +41,9 @@ void draw_all(const DrawTask& task, int64_t num_draws, int num_threads, int32_t*
   const Kernels& kernels = get_kernels();
   const int64_t num_slices = num_draws >= num_threads ? 1 : (num_threads + num_draws - 1) / num_draws;
   std::vector<DrawState> states(static_cast<size_t>(num_draws * num_slices));
-#pragma omp parallel for num_threads(num_threads) schedule(dynamic)
-  for (int64_t item = 0; item < num_draws * num_slices; ++item) {
+  parallel_for(num_draws * num_slices, num_threads, [&](int64_t item) {
     states[static_cast<size_t>(item)] = draw_slice(kernels, task, item / num_slices, item % num_slices, num_slices);
-  }
+  });
   for (int64_t draw = 0; draw < num_draws; ++draw) {
     DrawState state = states[static_cast<size_t>(draw * num_slices)];
     for (int64_t slice = 1; slice < num_slices; ++slice) {
@@ -66,13 +64,9 @@ int32_t vllm_draw_rows(const float* logits, int64_t row_stride, int64_t num_rows
     if (row_of_draw[draw] < 0 || row_of_draw[draw] >= num_rows) return vllm::cpu::kIdOutOfRange;
   }
   if (num_draws == 0) return vllm::cpu::kOk;
-  try {
-    const vllm::cpu::DrawTask task = {logits, row_stride, vocab_size, row_of_draw, seeds, positions};
-    vllm::cpu::draw_all(task, num_draws, vllm::cpu::choose_threads(num_draws * vocab_size, num_threads), token_ids);
-  } catch (const std::bad_alloc&) {
-    return vllm::cpu::kOutOfMemory;
-  }
-  return vllm::cpu::kOk;
+  const vllm::cpu::DrawTask task = {logits, row_stride, vocab_size, row_of_draw, seeds, positions};
+  const int threads = vllm::cpu::choose_threads(num_draws * vocab_size, num_threads);
+  return vllm::cpu::run_guarded([&] { vllm::cpu::draw_all(task, num_draws, threads, token_ids); });
 }
 
 int32_t vllm_philox_bits(const int64_t* seeds, const int64_t* positions, int64_t num_draws, int64_t vocab_size,

@@ -1,7 +1,7 @@
 // What each instruction-set variant offers: small loops over one stretch of one row, chosen at run time as a table.
 //
 // The same source (variant/*.h over simd/*.h) makes every table with the same order of operations on 16 lanes and no
-// fused multiply-add in scoring and drawing, so the variants give the same bits.
+// fused multiply-add in scoring and drawing, so the variants give the same bits there; attention's products use it.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,34 @@ struct PhiloxKey {
   uint32_t seed_low, seed_high, position_low, position_high;
 };
 
+// Keys of one tile of attention. Tiles start at multiples of it, whatever the block size.
+inline constexpr int64_t kKeyTile = 64;
+
+// Running softmax of some rows: sum and output are relative to exp(max).
+struct AttentionState {
+  float* max;     // [num_rows]
+  float* sum;     // [num_rows]
+  float* output;  // [num_rows, padded_dim]
+};
+
+struct KeyRange {
+  int32_t first, end;  // keys of the tile, from 0
+};
+
+struct AttentionTile {
+  int64_t num_rows, head_dim;
+  int64_t padded_dim;          // head_dim rounded up to 16
+  const float* queries;        // [num_rows, head_dim], scaled
+  const float* const* keys;    // [kKeyTile]; those outside [first_key, end_key) point at zeros
+  const float* const* values;  // [kKeyTile], each padded_dim long; read in [first_key, end_key) only
+  int64_t first_key, end_key;
+  const KeyRange* visible;  // [num_rows]; first == end where a row sees nothing
+  float* packed_keys;       // scratch [head_dim, kKeyTile]
+  float* scores;            // scratch [num_rows, kKeyTile]
+  float* decay;             // scratch [num_rows]
+  AttentionState state;
+};
+
 struct Kernels {
   const char* name;
   StretchScan (*scan)(const float* logits, int64_t count);
@@ -36,6 +64,11 @@ struct Kernels {
   // Draws among tokens [first, end); `first` is a multiple of 64.
   void (*draw)(const float* logits, int64_t first, int64_t end, const PhiloxKey& key, DrawState* state);
   void (*philox)(int64_t first, const PhiloxKey& key, uint32_t* bits);  // the 64 words from token `first` on
+  void (*attend_tile)(const AttentionTile& tile);
+  // With a residual: residual += x first, and the norm is the residual's. output may be x.
+  void (*rms_norm)(const float* x, float* residual, const float* weight, int64_t size, float eps, float* output);
+  void (*rotate)(const float* x, const float* cos, const float* sin, int64_t dim, float* output);  // not in place
+  void (*silu_and_multiply)(const float* gate, const float* up, int64_t size, float* output);
 };
 
 // The table in use.

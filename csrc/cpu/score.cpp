@@ -3,10 +3,8 @@
 // A row is cut into tiles that fit the first-level cache. Each tile gives its maximum and the sum of exponentials below
 // it; these are joined in tile order, so that no result depends on the number of threads.
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <limits>
-#include <new>
 #include <vector>
 
 #include "api.h"
@@ -125,10 +123,9 @@ void scan_row(const Kernels& kernels, const RowTask& task, int64_t num_tiles, in
     scan_tiles(kernels, task, 0, num_tiles, &parts[0]);
     return;
   }
-#pragma omp parallel for num_threads(num_slices) schedule(static)
-  for (int s = 0; s < num_slices; ++s) {
-    scan_tiles(kernels, task, num_tiles * s / num_slices, num_tiles * (s + 1) / num_slices, &parts[s]);
-  }
+  parallel_for(num_slices, num_slices, [&](int64_t slice) {
+    scan_tiles(kernels, task, num_tiles * slice / num_slices, num_tiles * (slice + 1) / num_slices, &parts[slice]);
+  });
   for (int s = 1; s < num_slices; ++s) {
     parts[0].has_nan |= parts[s].has_nan;
     for (size_t i = 0; i < parts[s].num_before.size(); ++i) parts[0].num_before[i] += parts[s].num_before[i];
@@ -199,16 +196,7 @@ void for_each_row(const Logits& logits, int num_threads, ScoreRow score_row) {
     for (int64_t r = 0; r < logits.num_rows; ++r) score_row(r, num_slices, parts.data());
     return;
   }
-  std::atomic<bool> out_of_memory{false};  // an exception may not leave the parallel loop
-#pragma omp parallel for num_threads(num_threads) schedule(dynamic)
-  for (int64_t r = 0; r < logits.num_rows; ++r) {
-    try {
-      score_row(r, 1, parts.data() + get_thread_index());
-    } catch (const std::bad_alloc&) {
-      out_of_memory = true;
-    }
-  }
-  if (out_of_memory) throw std::bad_alloc();
+  parallel_for(logits.num_rows, num_threads, [&](int64_t r) { score_row(r, 1, parts.data() + get_thread_index()); });
 }
 
 void score_top(const Logits& logits, const int64_t* chosen, const int32_t* num_top, bool as_logits, int num_threads,
@@ -300,16 +288,6 @@ void find_argmax(const Logits& logits, int num_threads, int32_t* token_ids, uint
 
 bool are_in_vocabulary(const int64_t* ids, int64_t count, int64_t vocab_size) {
   return std::all_of(ids, ids + count, [=](int64_t id) { return id >= 0 && id < vocab_size; });
-}
-
-template <typename Compute>
-int32_t run_guarded(Compute compute) {
-  try {
-    compute();
-  } catch (const std::bad_alloc&) {
-    return kOutOfMemory;
-  }
-  return kOk;
 }
 
 }  // namespace

@@ -195,7 +195,7 @@ def test_random_damage_never_gives_another_error(tmp_path: pathlib.Path) -> None
     tensors = [tensor("a", [8, 2]), tensor("b", [32], kind=8, offset=64)]
     whole = make_file(tmp_path / "whole.gguf", pairs, tensors, bytes(128)).read_bytes()
     rng, path, refused = random.Random(1), tmp_path / "damaged.gguf", 0
-    for _ in range(1500):
+    for _ in range(500):
         damaged = bytearray(whole)
         for _ in range(rng.choice([1, 1, 2, 8])):
             damaged[rng.randrange(len(damaged))] = rng.choice([0, 1, 127, 128, 255, rng.randrange(256)])
@@ -204,7 +204,7 @@ def test_random_damage_never_gives_another_error(tmp_path: pathlib.Path) -> None
             GgufFile(path)
         except ModelLoadError:
             refused += 1
-    assert refused > 500
+    assert refused > 150
 
 
 def test_a_missing_file_is_refused(tmp_path: pathlib.Path) -> None:

@@ -50,7 +50,6 @@ ARCHITECTURES = {
     "changes",
     [
         {},
-        {"num_key_value_heads": None},
         {"head_dim": 16, "rope_theta": 5e5, "rms_norm_eps": 1e-5, "tie_word_embeddings": True},
         {"sliding_window": None},
         {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2},
@@ -83,6 +82,11 @@ def test_silent_fields_mean_what_transformers_takes_them_to_mean(architecture: s
     else:
         assert ours.sliding_window == window
         assert ours.sliding_window_layers == tuple(i for i, kind in enumerate(layers) if kind == "sliding_attention")
+
+
+def test_null_kv_heads_mean_as_many_as_heads() -> None:
+    for architecture in ARCHITECTURES:
+        assert read(architectures=[architecture], num_key_value_heads=None).num_key_value_heads == 6
 
 
 def test_biases_and_norms_follow_the_architecture() -> None:

@@ -8,8 +8,8 @@ import pickle
 
 import pytest
 import torch
-from tests.tiny_models import write_tiny_model
 
+from tests.tiny_models import write_tiny_model
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.engine.cli_args import with_dashes
 from vllm.exceptions import ModelLoadError, VLLMUnsupportedError, VLLMValidationError

@@ -10,7 +10,7 @@ import torch
 
 from vllm import _custom_ops
 
-OPS = ["score_rows", "score_given_ids", "score_full_rows", "argmax_rows", "draw_rows", "philox_bits"]
+OPS = [name.removesuffix("_reference") for name in _custom_ops.__all__ if name.endswith("_reference")]
 VARIANTS = ["portable", "avx2", pytest.param("avx512", marks=pytest.mark.avx512)]
 
 
@@ -42,7 +42,7 @@ def on_each_variant() -> Callable[[Callable[[], Any]], list[Any]]:
 
     def run(compute: Callable[[], Any]) -> list[Any]:
         names = [name for name in ("portable", "avx2", "avx512") if _custom_ops.set_simd_variant(name)]
-        assert len(names) > 1 or not _custom_ops.set_simd_variant("avx2"), "only the portable variant ran"
+        assert names, "the kernels are not compiled"
         return [functools.partial(_run_on, name)(compute) for name in names]
 
     return run

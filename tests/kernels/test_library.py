@@ -1,15 +1,15 @@
 """The compiled library as a guest in the process: one OpenMP runtime, a clear word when it is missing."""
 
-import functools
 import logging
 import pathlib
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-from vllm import _custom_ops
+from vllm import _custom_ops, _ops_library
 
 
 def test_the_kernels_are_compiled_here() -> None:
@@ -33,17 +33,20 @@ def test_one_openmp_runtime_serves_torch_and_the_kernels() -> None:
 
 
 @pytest.fixture
-def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Load afresh, from a place where nothing was built."""
-    monkeypatch.setattr(_custom_ops, "_LIBRARY_PATH", pathlib.Path("/nowhere/_C_cpu.so"))
-    fresh = functools.cache(_custom_ops._load_library.__wrapped__)
-    monkeypatch.setattr(_custom_ops, "_load_library", fresh)
+def fresh_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Let the test change what is loaded, and load the real library again afterwards."""
+    _ops_library.load_library.cache_clear()
+    yield monkeypatch
+    monkeypatch.undo()
+    _ops_library.load_library.cache_clear()
 
 
-@pytest.mark.usefixtures("without_library")
-def test_without_the_library_ops_give_the_same_and_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_the_library_ops_give_the_same_and_say_so_once(
+    fresh_library: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fresh_library.setattr(_ops_library, "_LIBRARY_PATH", pathlib.Path("/nowhere/_C_cpu.so"))
     logging.getLogger("vllm").addHandler(caplog.handler)
-    _custom_ops.log_once.cache_clear()
+    _ops_library.log_once.cache_clear()
     logits = torch.randn(2, 700, generator=torch.Generator().manual_seed(0))
     try:
         for _ in range(3):
@@ -54,9 +57,9 @@ def test_without_the_library_ops_give_the_same_and_say_so_once(caplog: pytest.Lo
     assert [record.getMessage().count("slower") for record in caplog.records] == [1]
 
 
-def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_custom_ops, "_ABI_VERSION", 0)
-    assert _custom_ops._load_library.__wrapped__() is None
+def test_a_library_of_another_version_is_not_used(fresh_library: pytest.MonkeyPatch) -> None:
+    fresh_library.setattr(_ops_library, "_ABI_VERSION", 0)
+    assert not _custom_ops.is_compiled()
 
 
 def test_an_unknown_instruction_set_is_refused() -> None:

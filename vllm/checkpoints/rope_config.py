@@ -70,4 +70,4 @@ def read_rope(fields: Fields, max_position_embeddings: int) -> Rope:
 def _check_positive(fields: Fields, name: str, value: Any, low: float = 1e-9) -> float | int:
     if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= 1e12:
         raise fields.error(name, value, "must be a finite number above 0")
-    return value
+    return float(value) if isinstance(value, float) else int(value)

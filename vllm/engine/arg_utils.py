@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, TypeVar
 
 from vllm.config import VllmConfig
 from vllm.engine import cli_args
@@ -20,6 +20,9 @@ from vllm.exceptions import VLLMValidationError
 from vllm.logger import init_logger
 
 logger = init_logger(__name__)
+
+
+_Args = TypeVar("_Args", bound="EngineArgs")
 
 
 def _served(default: Any, help_text: str, **cli: Any) -> Any:
@@ -162,7 +165,7 @@ class EngineArgs:
     worker_extension_cls: Any = _unserved("")
     additional_config: Any = _unserved()
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+    def __new__(cls: type[_Args], *args: Any, **kwargs: Any) -> _Args:
         check_argument_names(cls, kwargs)
         return super().__new__(cls)
 
@@ -198,7 +201,7 @@ class EngineArgs:
         return cli_args.add_cli_args(cls, parser, leave_out)
 
     @classmethod
-    def from_cli_args(cls, namespace: argparse.Namespace) -> Self:
+    def from_cli_args(cls: type[_Args], namespace: argparse.Namespace) -> _Args:
         """Return the arguments that a parsed command line holds; what it doesn't hold keeps its default."""
         names = [field.name for field in dataclasses.fields(cls) if hasattr(namespace, field.name)]
         return cls(**{name: getattr(namespace, name) for name in names})

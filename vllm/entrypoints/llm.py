@@ -4,7 +4,7 @@ import contextlib
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 from vllm.config import ModelConfig
 from vllm.engine.arg_utils import EngineArgs
@@ -52,7 +52,7 @@ class LLM:
         self._start(EngineArgs(model=model, **engine_args), chat_template)
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+    def from_engine_args(cls, engine_args: EngineArgs) -> "LLM":
         """Return the LLM that the arguments describe."""
         llm = cls.__new__(cls)
         llm._start(engine_args, None)
@@ -318,7 +318,7 @@ class LLM:
         """Stop for good and give all memory back; a second call does nothing."""
         self.llm_engine.shutdown()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "LLM":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -355,6 +355,10 @@ class LLM:
     def score(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: cross-encoders are not served."""
         _refuse("score", "this engine serves text generation; score a text with prompt_logprobs and max_tokens=0")
+
+    def get_metrics(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: metrics are served over HTTP."""
+        _refuse("get_metrics", "llm.llm_engine.get_stats() has the engine's counters; the server has /metrics")
 
     def start_profile(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: there is no profiler."""

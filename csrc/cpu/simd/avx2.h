@@ -5,7 +5,12 @@
 
 #include <cstdint>
 
+#include "transpose8.h"
+
 namespace vllm::cpu::avx2 {
+
+// Rows of a register block: 6 x 2 accumulators, two operands and a broadcast fill the 16 registers.
+constexpr int kBlockRows = 6;
 
 struct Floats {
   __m256 low, high;
@@ -26,6 +31,11 @@ inline Floats broadcast(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}
 inline Floats operator+(Floats a, Floats b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
 inline Floats operator-(Floats a, Floats b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
 inline Floats operator*(Floats a, Floats b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
+inline Floats operator/(Floats a, Floats b) { return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)}; }
+// a * b + c, rounded once here and in the other vector sets, twice in the portable one.
+inline Floats multiply_add(Floats a, Floats b, Floats c) {
+  return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
+}
 inline Floats larger(Floats a, Floats b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
 inline Floats round_to_even(Floats a) {
   constexpr int kMode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;

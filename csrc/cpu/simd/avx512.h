@@ -5,7 +5,12 @@
 
 #include <cstdint>
 
+#include "transpose8.h"
+
 namespace vllm::cpu::avx512 {
+
+// Rows of a register block: enough independent sums to hide a multiply-add's latency.
+constexpr int kBlockRows = 12;
 
 struct Floats {
   __m512 all;
@@ -23,6 +28,8 @@ inline Floats broadcast(float x) { return {_mm512_set1_ps(x)}; }
 inline Floats operator+(Floats a, Floats b) { return {_mm512_add_ps(a.all, b.all)}; }
 inline Floats operator-(Floats a, Floats b) { return {_mm512_sub_ps(a.all, b.all)}; }
 inline Floats operator*(Floats a, Floats b) { return {_mm512_mul_ps(a.all, b.all)}; }
+inline Floats operator/(Floats a, Floats b) { return {_mm512_div_ps(a.all, b.all)}; }
+inline Floats multiply_add(Floats a, Floats b, Floats c) { return {_mm512_fmadd_ps(a.all, b.all, c.all)}; }
 inline Floats larger(Floats a, Floats b) { return {_mm512_max_ps(a.all, b.all)}; }
 inline Floats round_to_even(Floats a) {
   return {_mm512_roundscale_ps(a.all, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};

@@ -10,6 +10,9 @@ using Float4 = float __attribute__((vector_size(16)));
 using Word4 = uint32_t __attribute__((vector_size(16)));
 using Int4 = int32_t __attribute__((vector_size(16)));
 
+// Rows of a register block.
+constexpr int kBlockRows = 2;
+
 struct Floats {
   Float4 part[4];
 };
@@ -48,6 +51,11 @@ inline Floats operator*(Floats a, Floats b) {
   VLLM_EACH_PART(a, a.part[i] * b.part[i]);
   return a;
 }
+inline Floats operator/(Floats a, Floats b) {
+  VLLM_EACH_PART(a, a.part[i] / b.part[i]);
+  return a;
+}
+inline Floats multiply_add(Floats a, Floats b, Floats c) { return a * b + c; }
 inline Floats larger(Floats a, Floats b) {
   VLLM_EACH_PART(a, a.part[i] > b.part[i] ? a.part[i] : b.part[i]);
   return a;
@@ -160,6 +168,13 @@ inline void multiply_wide(Words a, uint32_t factor, Words* high, Words* low) {
 inline void store_interleaved(uint32_t* p, const Words words[4]) {
   for (int lane = 0; lane < 16; ++lane) {
     for (int word = 0; word < 4; ++word) p[4 * lane + word] = words[word].part[lane / 4][lane % 4];
+  }
+}
+
+// packed[d * stride + key] = keys[key][d], for a whole number of 16 keys.
+inline void transpose(const float* const* keys, int64_t num_keys, int64_t dim, int64_t stride, float* packed) {
+  for (int64_t key = 0; key < num_keys; ++key) {
+    for (int64_t d = 0; d < dim; ++d) packed[d * stride + key] = keys[key][d];
   }
 }
 

@@ -14,6 +14,12 @@ inline Floats load_tail(const float* logits, int64_t count, float fill) {
   return load(padded);
 }
 
+inline void store_head(float* p, int64_t count, Floats a) {
+  float lanes[kLanes];
+  store(lanes, a);
+  for (int64_t i = 0; i < count; ++i) p[i] = lanes[i];
+}
+
 // Calls visit(vector, offset) along the stretch; the last vector is padded with `fill`.
 template <typename Visit>
 inline void for_each_vector(const float* logits, int64_t count, float fill, Visit visit) {

@@ -20,7 +20,9 @@
 
 #include "stretch.h"
 //
+#include "attention.h"
 #include "gumbel.h"
+#include "layers.h"
 
 #define VLLM_TEXT_OF(x) #x
 #define VLLM_TEXT(x) VLLM_TEXT_OF(x)
@@ -29,9 +31,13 @@ namespace vllm::cpu {
 
 extern const Kernels VLLM_TABLE;
 const Kernels VLLM_TABLE = {
-    VLLM_TEXT(VLLM_VARIANT),      VLLM_VARIANT::scan,       VLLM_VARIANT::sum_exp,        VLLM_VARIANT::count_greater,
-    VLLM_VARIANT::count_at_least, VLLM_VARIANT::find_equal, VLLM_VARIANT::select_greater, VLLM_VARIANT::subtract,
+    VLLM_TEXT(VLLM_VARIANT),      VLLM_VARIANT::scan,
+    VLLM_VARIANT::sum_exp,        VLLM_VARIANT::count_greater,
+    VLLM_VARIANT::count_at_least, VLLM_VARIANT::find_equal,
+    VLLM_VARIANT::select_greater, VLLM_VARIANT::subtract,
     VLLM_VARIANT::draw,           VLLM_VARIANT::philox,
+    VLLM_VARIANT::attend_tile,    VLLM_VARIANT::rms_norm,
+    VLLM_VARIANT::rotate,         VLLM_VARIANT::silu_and_multiply,
 };
 
 }  // namespace vllm::cpu

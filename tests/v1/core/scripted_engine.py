@@ -1,8 +1,8 @@
 """A scripted runner for the scheduler's tests, and a front end that checks each answer.
 
-No model runs here: the KV cache holds a *mark* a position, a hash of the whole history up to it. Each read checks that the
-block table leads a request to the marks of its own history, so a wrong fork, copy, prefix hit or preemption shows as a
-wrong mark. The next token is a pure function of (seed, mark), so each request's answer can be told in advance.
+No model runs here: the KV cache holds a *mark* a position, a hash of the whole history up to it. Each read checks that
+the block table leads a request to the marks of its own history, so a wrong fork, copy, prefix hit or preemption shows.
+The next token is a pure function of (seed, mark), so each request's answer can be told in advance.
 """
 
 from collections import Counter
@@ -93,7 +93,9 @@ def get_row_value(mark: int) -> float:
     return float(mark % 997)
 
 
-def tell_tokens(message: EngineCoreRequest, index: int, max_model_len: int) -> tuple[list[int], FinishReason, int | None]:
+def tell_tokens(
+    message: EngineCoreRequest, index: int, max_model_len: int
+) -> tuple[list[int], FinishReason, int | None]:
     """Return what child `index` must answer, by the script alone."""
     params, tokens, marks = message.sampling_params, [], []
     while len(tokens) < params.max_tokens and len(message.prompt_token_ids) + len(tokens) < max_model_len:
@@ -181,7 +183,7 @@ class ScriptedRunner:
         for request_id, num_tokens in plan.num_scheduled_tokens.items():
             request = self.batch[request_id]
             first, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
-            assert 0 < num_tokens and end <= len(request.token_ids), f"{request_id} has no tokens up to {end}"
+            assert num_tokens > 0 and end <= len(request.token_ids), f"{request_id} has no tokens up to {end}"
             extend_marks(request.marks, request.token_ids)
             for position in range(first, end):
                 slot = (request.block_ids[position // self.block_size], position % self.block_size)
@@ -328,9 +330,7 @@ class ScriptedEngine:
             assert answer.finish_reason is not None, f"{child_id} never ended"
             message = self.messages[self.family_of[child_id]]
             if answer.finish_reason not in (FinishReason.ABORT, FinishReason.ERROR):
-                told = tell_tokens(
-                    message, message.child_ids.index(child_id), self.config.model_config.max_model_len
-                )
+                told = tell_tokens(message, message.child_ids.index(child_id), self.config.model_config.max_model_len)
                 assert (answer.token_ids, answer.finish_reason, answer.stop_reason) == told, child_id
                 wants_rows = message.sampling_params.prompt_logprobs is not None
                 num_rows = len(message.prompt_token_ids) - 1 if wants_rows else 0
@@ -338,7 +338,9 @@ class ScriptedEngine:
         scheduler = self.scheduler
         assert not scheduler.requests and not scheduler.children and not scheduler.running and not scheduler.waiting
         assert scheduler.kv.num_used_blocks == 0, "blocks leaked"
-        assert set(self.runner.batch) == set(scheduler._left_ids) == scheduler._ids_in_runner, "the runner keeps the dead"
+        assert set(self.runner.batch) == set(scheduler._left_ids) == scheduler._ids_in_runner, (
+            "the runner keeps the dead"
+        )
 
     def _take_prompt_scores(self, scores, block: FlatLogprobs | None) -> None:
         message = self.messages[scores.request_id]
@@ -347,7 +349,9 @@ class ScriptedEngine:
         extend_marks(marks, message.prompt_token_ids)
         for i in range(len(rows)):
             place = 1 + self.num_prompt_rows[scores.request_id]
-            check_row(rows, i, message.prompt_token_ids[place], marks[place - 1], message.sampling_params.prompt_logprobs)
+            check_row(
+                rows, i, message.prompt_token_ids[place], marks[place - 1], message.sampling_params.prompt_logprobs
+            )
             self.num_prompt_rows[scores.request_id] += 1
 
     def _take_output(self, output, block: FlatLogprobs | None) -> None:

@@ -3,8 +3,8 @@
 import time
 
 import pytest
-from tests.v1.core.scripted_engine import ScriptedEngine, make_config, make_request
 
+from tests.v1.core.scripted_engine import ScriptedEngine, make_config, make_request
 from vllm.v1.messages import BlockCopy, FinishReason
 
 
@@ -56,7 +56,10 @@ def test_the_family_leaves_the_batch_when_its_children_enter() -> None:
     assert engine.scheduler.requests.keys() == {"0_fam", "1_fam"}
     engine.step()
     assert engine.last_plan.left_request_ids == ["fam"]
-    assert [(new.request_id, new.seeds, new.num_computed_tokens, len(new.token_ids)) for new in engine.last_plan.new_requests] == [
+    assert [
+        (new.request_id, new.seeds, new.num_computed_tokens, len(new.token_ids))
+        for new in engine.last_plan.new_requests
+    ] == [
         ("0_fam", [0], 10, 11),
         ("1_fam", [1], 10, 11),
     ]
@@ -97,7 +100,9 @@ def test_a_queue_counts_the_children_of_a_family_that_waits() -> None:
     assert engine.scheduler.get_stats().num_waiting == 6
     assert engine.scheduler.num_unfinished_requests() == 6
     engine.step()
-    assert engine.scheduler.num_unfinished_requests() == 6 - sum(a.finish_reason is not None for a in engine.answers.values())
+    assert engine.scheduler.num_unfinished_requests() == 6 - sum(
+        a.finish_reason is not None for a in engine.answers.values()
+    )
     engine.run()
 
 

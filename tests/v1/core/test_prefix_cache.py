@@ -1,6 +1,7 @@
 """What may be read from the cache, and what may be put there."""
 
 import pytest
+
 from tests.v1.core.scripted_engine import ScriptedEngine, make_config, make_request
 
 PROMPT = list(range(1, 18))  # 4 full blocks of 4 and one token
@@ -68,10 +69,12 @@ def test_the_family_tells_its_children_what_its_prompt_found() -> None:
     assert [engine.answers[f"{i}_family"].num_cached_tokens for i in range(3)] == [16, 16, 16]
 
 
-@pytest.mark.parametrize("params", [{"skip_reading_prefix_cache": True}, {"prompt_logprobs": 1}, {"prompt_logprobs": 0, "max_tokens": 0}])
+@pytest.mark.parametrize(
+    "params", [{"skip_reading_prefix_cache": True}, {"prompt_logprobs": 1}, {"prompt_logprobs": 0, "max_tokens": 0}]
+)
 @pytest.mark.parametrize("skip", [None, True, False])
 def test_who_must_not_read_the_cache_fills_it(params: dict[str, object], skip: bool | None) -> None:
-    """Cached positions have no scores, so prompt logprobs skip the cache even where the caller says that they need not."""
+    """Cached positions have no scores, so prompt logprobs skip the cache even where the caller says False."""
     engine = make_engine()
     answer_cached(engine, "first", PROMPT)
     engine.scheduler.reset_prefix_cache()
@@ -110,8 +113,13 @@ def test_a_reset_holds_for_what_runs_on() -> None:
     assert engine.scheduler.reset_prefix_cache()
     for _ in range(12):
         engine.step()
-    assert answer_cached(engine, "b", PROMPT + engine.answers["a"].token_ids[:10]) == 0
-    assert answer_cached(engine, "c", PROMPT) == 16  # of b, which started after the reset
+    engine.add(make_request("b", PROMPT))
+    engine.step()
+    assert engine.answers["b"].num_cached_tokens == 0
+    engine.add(make_request("c", PROMPT + engine.answers["a"].token_ids[:10]))
+    engine.step()
+    assert engine.answers["c"].num_cached_tokens == 16  # of b, which started after the reset, and nothing of a
+    engine.run()
 
 
 def test_children_of_an_old_prompt_stay_out_of_the_new_cache() -> None:
@@ -120,9 +128,9 @@ def test_children_of_an_old_prompt_stay_out_of_the_new_cache() -> None:
     engine.step()
     engine.scheduler.reset_prefix_cache()
     engine.run()
+    assert answer_cached(engine, "new", PROMPT, max_tokens=1) == 0
     for child_id in ("0_family", "1_family"):
-        assert answer_cached(engine, f"after {child_id}", PROMPT + engine.answers[child_id].token_ids[:8] + [1]) == 0
-        engine.scheduler.reset_prefix_cache()
+        assert answer_cached(engine, f"after {child_id}", PROMPT + engine.answers[child_id].token_ids[:8] + [1]) == 16
 
 
 def test_a_request_that_starts_again_fills_the_new_cache() -> None:

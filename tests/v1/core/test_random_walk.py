@@ -3,11 +3,11 @@
 import random
 
 import pytest
-from tests.v1.core.scripted_engine import VOCAB_SIZE, ScriptedEngine, make_config, make_request
 
+from tests.v1.core.scripted_engine import VOCAB_SIZE, ScriptedEngine, make_config, make_request
 from vllm.exceptions import VLLMValidationError
 
-STEPS = 60
+NUM_WALKS, NUM_STEPS = 30, 40
 
 
 def make_random_engine(rng: random.Random) -> ScriptedEngine:
@@ -38,7 +38,9 @@ def make_random_params(rng: random.Random, n: int) -> dict[str, object]:
         "ignore_eos": rng.random() < 0.5,
     }
     params["min_tokens"] = rng.randint(0, params["max_tokens"])
-    params["skip_reading_prefix_cache"] = True if params["prompt_logprobs"] is not None else rng.choice([None, False, True])
+    params["skip_reading_prefix_cache"] = (
+        True if params["prompt_logprobs"] is not None else rng.choice([None, False, True])
+    )
     return params
 
 
@@ -80,13 +82,13 @@ def do_something(engine: ScriptedEngine, rng: random.Random, may_fail: bool, in_
         engine.runner.errors[rng.choice(engine.scheduler.running).request_id] = "NaN"
 
 
-@pytest.mark.parametrize("seed", range(int(__import__("os").environ.get("WALKS","40"))))
+@pytest.mark.parametrize("seed", range(NUM_WALKS))
 def test_every_walk_keeps_the_books_and_gives_each_request_its_script(seed: int) -> None:
     rng = random.Random(seed)
     engine = make_random_engine(rng)
     stems = [[rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 22))] for _ in range(3)]
     may_fail = rng.random() < 0.3
-    for number in range(STEPS):
+    for number in range(NUM_STEPS):
         if rng.random() < 0.35:
             for extra in range(rng.randint(1, 3)):
                 add_random_request(engine, rng, f"r{number}.{extra}", stems)
@@ -101,7 +103,7 @@ def test_every_walk_keeps_the_books_and_gives_each_request_its_script(seed: int)
     assert (stats.num_running, stats.num_waiting, stats.num_used_blocks) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(30))
 def test_a_prompt_runs_once_for_all_its_children_unless_memory_forces_a_preemption(seed: int) -> None:
     rng = random.Random(seed)
     engine = make_random_engine(rng)
@@ -119,7 +121,7 @@ def test_a_prompt_runs_once_for_all_its_children_unless_memory_forces_a_preempti
 def test_the_walks_go_where_they_should() -> None:
     """The walks above prove something only if forks, copies, hits and preemptions happen in them."""
     num_preemptions = num_copies = num_hits = 0
-    for seed in range(20):
+    for seed in range(8):
         rng = random.Random(seed)
         engine = make_random_engine(rng)
         stems = [[rng.randrange(VOCAB_SIZE) for _ in range(18)]]
@@ -130,4 +132,4 @@ def test_the_walks_go_where_they_should() -> None:
         num_preemptions += stats.num_preemptions
         num_hits += stats.num_prefix_hits
         num_copies += engine.runner.num_copies
-    assert num_preemptions > 20 and num_copies > 20 and num_hits > 50
+    assert num_preemptions > 10 and num_copies > 10 and num_hits > 20

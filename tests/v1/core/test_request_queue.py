@@ -1,7 +1,6 @@
 import random
 
 from tests.v1.core.scripted_engine import make_request
-
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
 

@@ -1,8 +1,8 @@
 """Steps, budgets, seats and order; how a sequence ends; what is refused; what is dropped."""
 
 import pytest
-from tests.v1.core.scripted_engine import ScriptedEngine, make_config, make_request
 
+from tests.v1.core.scripted_engine import ScriptedEngine, make_config, make_request
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.core.sched.stop_check import Ending, find_ending
 from vllm.v1.messages import FinishReason, PromptRange
@@ -140,12 +140,16 @@ def test_scoring_a_prompt_runs_all_but_its_last_position(length: int, budget: in
 
 
 @pytest.mark.parametrize(("length", "prompt_logprobs"), [(1, 0), (1, None), (10, None)])
-def test_nothing_to_score_is_answered_by_the_next_step_without_running(length: int, prompt_logprobs: int | None) -> None:
+def test_nothing_to_score_is_answered_by_the_next_step_without_running(
+    length: int, prompt_logprobs: int | None
+) -> None:
     engine = make_engine()
     engine.add(make_request("a", [5] * length, max_tokens=0, prompt_logprobs=prompt_logprobs))
     assert engine.scheduler.has_unfinished_requests() and engine.scheduler.num_unfinished_requests() == 1
     outputs = engine.step()
-    assert [(o.request_id, o.new_token_ids, o.finish_reason) for o in outputs.outputs] == [("a", [], FinishReason.LENGTH)]
+    assert [(o.request_id, o.new_token_ids, o.finish_reason) for o in outputs.outputs] == [
+        ("a", [], FinishReason.LENGTH)
+    ]
     assert engine.scheduler.get_stats().num_computed_positions == 0
     engine.check_all_ended()
 

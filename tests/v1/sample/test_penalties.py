@@ -36,6 +36,7 @@ def test_penalties_equal_a_loop_over_the_vocabulary(rows: list) -> None:  # type
             PenaltyRow(i, np.array(prompt + generated, np.int32), len(prompt), presence, frequency, repetition)
             for i, (_, prompt, generated, presence, frequency, repetition) in enumerate(rows)
         ],
+        VOCAB,
         CPU,
     )
     if penalties is not None:
@@ -47,12 +48,12 @@ def test_penalties_equal_a_loop_over_the_vocabulary(rows: list) -> None:  # type
 
 def test_presence_and_frequency_leave_prompt_tokens_alone() -> None:
     row = PenaltyRow(0, np.array([1, 2, 3], np.int32), 3, presence=2.0, frequency=2.0, repetition=1.0)
-    assert make_penalties([row], CPU) is None
+    assert make_penalties([row], VOCAB, CPU) is None
 
 
 def test_rows_that_do_not_ask_stay_as_they_are() -> None:
     logits = torch.ones(3, VOCAB)
-    penalties = make_penalties([PenaltyRow(1, np.array([0, 4, 4], np.int32), 1, 0.5, 1.0, 2.0)], CPU)
+    penalties = make_penalties([PenaltyRow(1, np.array([0, 4, 4], np.int32), 1, 0.5, 1.0, 2.0)], VOCAB, CPU)
     assert penalties is not None
     apply_penalties(logits, penalties)
     assert torch.equal(logits[[0, 2]], torch.ones(2, VOCAB))

@@ -106,6 +106,15 @@ def test_rpc_calls_the_worker_by_name_or_a_function_with_it(executor: UniProcExe
     assert executor.is_sleeping
 
 
+def test_the_step_that_measures_a_gpus_memory_runs_and_leaves_nothing(tiny_folder: pathlib.Path) -> None:
+    executor = UniProcExecutor(make_config(tiny_folder, max_num_batched_tokens=150))
+    executor.start()
+    before = run_greedy(executor)
+    executor.driver_worker.model_runner.run_largest_step()
+    assert run_greedy(executor) == before
+    assert executor.driver_worker.model_runner.batch.num_reqs == 1
+
+
 class TestSleep:
     @pytest.mark.parametrize("level", [1, 2])
     def test_steps_after_waking_equal_those_before(self, executor: UniProcExecutor, level: int) -> None:

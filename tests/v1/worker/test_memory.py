@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.v1.worker.conftest import BLOCK_SIZE, make_config
+from vllm import platforms
 from vllm.config import CacheConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.worker.memory import GIB, Memory, choose_kv_bytes, get_usable_blocks, plan_kv_cache
@@ -40,6 +41,11 @@ def test_the_environment_and_utilization_count_on_a_cpu_only_when_given() -> Non
 def test_a_gpu_takes_its_share_less_what_is_taken() -> None:
     assert choose(is_cpu=False) == pytest.approx(82)
     assert choose(is_cpu=False, gpu_memory_utilization=0.3, cpu_kv_cache_space_gib=1.0) == pytest.approx(20)
+
+
+def test_this_process_takes_some_of_the_memory_that_it_may_have() -> None:
+    assert 0 < platforms.get_resident_memory() < platforms.get_total_memory()
+    assert 0 < platforms.get_available_memory() <= platforms.get_total_memory()
 
 
 class TestPlan:

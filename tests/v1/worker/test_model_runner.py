@@ -127,6 +127,40 @@ def test_wide_rows_leave_as_blocks_of_their_own(
         assert (np.diff(ranks[1:]) > 0).all()
 
 
+def test_more_sampled_rows_than_the_workspace_holds_go_through_in_chunks(runner: GPUModelRunner) -> None:
+    asked: list[dict[str, Any]] = [
+        {"logprobs": 2},
+        {},
+        {"logprob_token_ids": [4, 5], "temperature": 0.8, "seeds": [3]},
+        {"logprobs": VOCAB},
+        {"logprobs": 1, "temperature": 1.0, "seeds": [1, 2, 3]},
+        {"logprobs": 0, "logprobs_mode": "raw_logits"},
+        {"temperature": 1.5, "top_p": 0.7},
+    ]
+
+    def run(workspace_rows: int) -> tuple[dict[str, Any], list[float]]:
+        """Return all that is exact, by request, and all values."""
+        runner.workspace_rows = workspace_rows
+        requests = [
+            make_request(f"r{i}", [*OTHER, i], block_ids=[2 * i, 2 * i + 1], **params) for i, params in enumerate(asked)
+        ]
+        output = runner.execute_model(make_step(requests))
+        rows = {name: read_rows(output, rows) for name, rows in output.sample_rows.items()}
+        rows |= {name: [block.row_values(0)] for name, block in output.full_sample_rows.items()}  # type: ignore[list-item]
+        names = sorted(output.token_ids)
+        exact = {
+            name: (output.token_ids[name], [(list(r[0]), list(r[2])) for r in rows.get(name, [])]) for name in names
+        }
+        return exact, [value for name in names for row in rows.get(name, []) for value in row[1]]
+
+    whole, values = run(256)
+    assert set(whole) == {f"r{i}" for i in range(7)}
+    for workspace_rows in (2, 3):
+        exact, other_values = run(workspace_rows)
+        assert exact == whole
+        np.testing.assert_allclose(other_values, values, atol=TOLERANCE)
+
+
 def test_prompt_scores_of_several_kinds_side_by_side(runner: GPUModelRunner, reference: Reference) -> None:
     modes: list[dict[str, Any]] = [
         {"prompt_logprobs": 2},

@@ -42,9 +42,10 @@ def make_token_table(title: str, token_ids: Sequence[int], positions: Any, shows
         table.add_column("prob", justify="right")
     table.add_column("rank", justify="right")
     table.add_column("most likely")
+    cells: list[str | Text]
     for place, (token_id, position) in enumerate(zip(token_ids, positions, strict=True)):
         if position is None:
-            cells = [str(place), Text("—"), str(token_id), "—", *(["—"] if shows_probabilities else []), "—", ""]
+            cells = [str(place), "—", str(token_id), "—", *(["—"] if shows_probabilities else []), "—", ""]
         else:
             entry = position[token_id]
             probability = [f"{math.exp(entry.logprob):.4f}"] if shows_probabilities else []
@@ -64,7 +65,13 @@ def make_choice_table(choices: Sequence[CompletionOutput]) -> Table:
     table.add_column("text")
     for choice in choices:
         total = "—" if choice.cumulative_logprob is None else f"{choice.cumulative_logprob:.4f}"
-        cells = [str(choice.index), total, str(len(choice.token_ids)), choice.finish_reason or "", _printable(choice.text)]
+        cells: list[str | Text] = [
+            str(choice.index),
+            total,
+            str(len(choice.token_ids)),
+            choice.finish_reason or "",
+            _printable(choice.text),
+        ]
         table.add_row(*cells)
     return table
 

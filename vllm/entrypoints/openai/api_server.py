@@ -86,7 +86,11 @@ def run_server(args: argparse.Namespace) -> int:
     read_chat_template(args.chat_template)
     listener = None if args.uds else bind_listener(args.host, args.port)
     try:
-        return uvloop.run(_serve(args, listener))
+        engine = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(args))  # outside of a loop: Ctrl-C works
+        try:
+            return uvloop.run(_serve(engine, args, listener))
+        finally:
+            engine.shutdown()
     finally:
         if listener is not None:
             listener.close()
@@ -116,21 +120,17 @@ def bind_listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _serve(args: argparse.Namespace, listener: socket.socket | None) -> int:
-    engine = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(args))
+async def _serve(engine: AsyncLLM, args: argparse.Namespace, listener: socket.socket | None) -> int:
+    state = ServerState()
+    app = build_app(engine, args, state)
+    server = Server(_make_config(app, args), state, lambda: show_ready(args, listener))
+    watcher = asyncio.create_task(_watch_engine(engine, server, state))
     try:
-        state = ServerState()
-        app = build_app(engine, args, state)
-        server = Server(_make_config(app, args), state, lambda: show_ready(args, listener))
-        watcher = asyncio.create_task(_watch_engine(engine, server, state))
-        try:
-            await server.serve(sockets=None if listener is None else [listener])
-        finally:
-            watcher.cancel()
-            await asyncio.gather(watcher, return_exceptions=True)
-        return ENGINE_DIED if engine.errored else 0
+        await server.serve(sockets=None if listener is None else [listener])
     finally:
-        engine.shutdown()
+        watcher.cancel()
+        await asyncio.gather(watcher, return_exceptions=True)
+    return ENGINE_DIED if engine.errored else 0
 
 
 class Server(uvicorn.Server):

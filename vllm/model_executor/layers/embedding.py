@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+# torch before 2.8 rounds such a product to the weights' type.
+_HAS_WIDE_RESULTS = "dtype_out" in torch.ops.aten.mm.overloads()
 # Rows of a narrow head that are widened to float32 at a time on a CPU: 8,192 · 4,096 numbers are 128 MiB.
 _MAX_WIDENED_NUMBERS = 1 << 25
 
@@ -29,7 +31,7 @@ def compute_float32_product(
         return torch.mm(hidden.float(), weight.t()) if out is None else torch.mm(hidden.float(), weight.t(), out=out)
     if out is None:
         out = torch.empty(hidden.shape[0], weight.shape[0], dtype=torch.float32, device=hidden.device)
-    if weight.device.type == "cuda":
+    if weight.device.type == "cuda" and _HAS_WIDE_RESULTS:
         return torch.mm(hidden.to(weight.dtype), weight.t(), out_dtype=torch.float32, out=out)
     hidden = hidden.float()
     num_rows = max(1, _MAX_WIDENED_NUMBERS // weight.shape[1])

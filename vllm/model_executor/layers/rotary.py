@@ -90,7 +90,8 @@ def _stretch_base(config: TransformerConfig, factor: float, max_model_len: int) 
     """NTK-aware scaling: a larger base lets the slowest pair cover the longer sequence; fast pairs hardly change."""
     trained, dim = config.max_position_embeddings, config.head_dim
     length = max(max_model_len, trained)
-    return config.rope_theta * (factor * length / trained - (factor - 1)) ** (dim / (dim - 2))
+    growth: float = (factor * length / trained - (factor - 1)) ** (dim / (dim - 2))
+    return config.rope_theta * growth
 
 
 def _llama3_inverse(config: TransformerConfig, scaling: dict[str, Any]) -> torch.Tensor:  # [head_dim / 2] float32

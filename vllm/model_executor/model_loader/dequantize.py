@@ -11,18 +11,21 @@ import numpy as np
 import torch
 
 from vllm.checkpoints.gguf_file import BLOCK_SIZES, GgmlType, GgufTensor
-from vllm.exceptions import ModelLoadError
 
 _BLOCKS_AT_ONCE = 4096  # 0.5 MB of numbers
 # Numbers that the gguf package turns at a time: its temporaries are several times as large.
 _MAX_NUMBERS_AT_ONCE = 1 << 24
 
 
+class UnservedTypeError(ValueError):
+    """Numbers of this type can't be had."""
+
+
 def dequantize(tensor: GgufTensor, data: np.ndarray) -> torch.Tensor:  # [nbytes] uint8 → tensor.shape
     """Return the tensor's numbers: float32, or bfloat16 and float16 as they are stored.
 
     Raises:
-        ModelLoadError: a type that holds no weights or that nobody here can read.
+        UnservedTypeError: a type that holds no weights or that nobody here can read.
     """
     if tensor.type in _PLAIN:
         return torch.from_numpy(data).view(_PLAIN[tensor.type]).view(tensor.shape)
@@ -97,5 +100,7 @@ def _dequantize_elsewhere(tensor: GgufTensor, data: np.ndarray) -> torch.Tensor:
             part = data[first * block_bytes : (first + blocks_at_once) * block_bytes].reshape(-1, block_bytes)
             numbers[first * block : (first + len(part)) * block] = gguf.quants.dequantize(part, kind).reshape(-1)
     except (NotImplementedError, ValueError) as error:
-        raise ModelLoadError(f"tensor {tensor.name!r}: type {tensor.type.name} can't be turned into numbers") from error
+        raise UnservedTypeError(
+            f"tensor {tensor.name!r}: type {tensor.type.name} can't be turned into numbers"
+        ) from error
     return torch.from_numpy(numbers).view(tensor.shape)

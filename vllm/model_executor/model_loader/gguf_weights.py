@@ -8,7 +8,8 @@ import torch
 from vllm.checkpoints.gguf_config import FREQUENCY_FACTORS, to_hf_name
 from vllm.checkpoints.gguf_file import GgufFile
 from vllm.config import TransformerConfig
-from vllm.model_executor.model_loader.dequantize import dequantize
+from vllm.exceptions import ModelLoadError
+from vllm.model_executor.model_loader.dequantize import UnservedTypeError, dequantize
 from vllm.model_executor.model_loader.weight_source import NamedWeight
 
 _TURNED = re.compile(r"blk\.\d+\.attn_([qk])\.(weight|bias)")
@@ -33,7 +34,10 @@ class GgufSource:
 
     def iterate(self) -> Iterator[NamedWeight]:
         for name, hf_name in self.names.items():
-            tensor = dequantize(self.gguf.tensors[name], self.gguf.read_tensor_bytes(name))
+            try:
+                tensor = dequantize(self.gguf.tensors[name], self.gguf.read_tensor_bytes(name))
+            except UnservedTypeError as error:
+                raise ModelLoadError(f"{self.where}: {error}") from error
             turned = _TURNED.fullmatch(name) if self.has_paired_rows else None
             if turned is not None:
                 heads = self.config.num_attention_heads if turned[1] == "q" else self.config.num_key_value_heads

@@ -7,6 +7,7 @@ a trainer saves over the folder.
 import pathlib
 import pickle
 import re
+import zipfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -118,7 +119,8 @@ class PickleSource:
         self.tensors: dict[str, torch.Tensor] = {}
         for path in files:
             try:
-                content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+                is_zip = zipfile.is_zipfile(path)  # files of torch before 1.6 are not, and can't be mapped
+                content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
             except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
                 raise ModelLoadError(f"{path}: can't be read: {type(error).__name__}: {error}") from error
             if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):

@@ -200,18 +200,17 @@ class KVCacheManager:
     def reclaim_idle(self, num_blocks: int) -> bool:
         """Let waiting holders, latest first, give up blocks until `num_blocks` are free; say whether they are.
 
-        Only blocks that no running request owns are given up, with what stands behind them in their table.
+        They go from the end of a table, one by one, and only where that comes to a block that no running request owns.
         """
         if self.pool.num_free < num_blocks and self._idle:
             holders = sorted(self._idle.values(), key=lambda holder: holder.precedence, reverse=True)
             num_idle_owners = Counter(block_id for holder in holders for block_id in holder.block_ids)
             freeable = {b for b, num_owners in num_idle_owners.items() if num_owners == self.pool.num_owners[b]}
             for holder in holders:
-                if self.pool.num_free >= num_blocks:
-                    break
-                num_kept = sum(1 for _ in takewhile(lambda block_id: block_id not in freeable, holder.block_ids))
-                self._cut_table(holder, num_kept)
-                if num_kept == 0:
+                num_fixed = sum(1 for _ in takewhile(lambda block_id: block_id not in freeable, holder.block_ids))
+                while self.pool.num_free < num_blocks and len(holder.block_ids) > num_fixed:
+                    self._cut_table(holder, len(holder.block_ids) - 1)
+                if not holder.block_ids:
                     del self._idle[id(holder)]
         return self.pool.num_free >= num_blocks
 

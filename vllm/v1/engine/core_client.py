@@ -7,7 +7,6 @@ from typing import Any
 
 from vllm import envs
 from vllm.config import VllmConfig
-from vllm.exceptions import VLLMUnsupportedError
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.messages import EngineCoreOutputs, EngineCoreReady, EngineCoreRequest, SchedulerStats
 
@@ -16,6 +15,11 @@ class EngineCoreClient(ABC):
     """What a front end may ask of a core; nothing of it says in which process the core lives."""
 
     ready: EngineCoreReady  # what the core settled at start-up
+
+    @property
+    @abstractmethod
+    def model_executor(self) -> Any:
+        """The executor, where the core is in this process; trainers reach the model through it."""
 
     @abstractmethod
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -81,7 +85,10 @@ class InprocClient(EngineCoreClient):
         executor = importlib.import_module("vllm.v1.executor.uniproc_executor").UniProcExecutor
         self._core = EngineCore(vllm_config, executor)
         self.ready = self._core.ready
-        self.model_executor = self._core.model_executor  # trainers reach the model through it
+
+    @property
+    def model_executor(self) -> Any:
+        return self._core.model_executor
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self._core.add_request(request)
@@ -124,17 +131,9 @@ class InprocClient(EngineCoreClient):
         self._core.shutdown()
 
 
-def make_inproc_client(vllm_config: VllmConfig) -> InprocClient:
-    """Return a core in this process.
-
-    Raises:
-        VLLMUnsupportedError: the environment asks for a core in a process of its own.
-    """
+def make_core_client(vllm_config: VllmConfig) -> EngineCoreClient:
+    """Return a core in this process, or in one of its own where the environment asks for that."""
     if envs.enable_v1_multiprocessing():
-        raise VLLMUnsupportedError(
-            "VLLM_ENABLE_V1_MULTIPROCESSING=1 asks for a core in a process of its own, which LLM does not serve yet; "
-            "unset it or set it to 0",
-            parameter="VLLM_ENABLE_V1_MULTIPROCESSING",
-            value=1,
-        )
+        # Picking where the core lives: loaded only then, since it brings zmq.
+        return importlib.import_module("vllm.v1.engine.core_client_mp").SyncMPClient(vllm_config)
     return InprocClient(vllm_config)

@@ -13,7 +13,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.loader import load_tokenizer
 from vllm.tokenizers.tokenizer import Tokenizer
-from vllm.v1.engine.core_client import InprocClient, make_inproc_client
+from vllm.v1.engine.core_client import EngineCoreClient, make_core_client
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
@@ -44,7 +44,7 @@ class LLMEngine:
                 trust_remote_code=model_config.trust_remote_code,
             )
         self._is_shut_down = False
-        self.engine_core: InprocClient = make_inproc_client(vllm_config)
+        self.engine_core: EngineCoreClient = make_core_client(vllm_config)
         ready = self.engine_core.ready
         self.vllm_config = vllm_config.with_max_model_len(ready.max_model_len)
         self.input_processor = InputProcessor(self.vllm_config, self.tokenizer)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from vllm.logprobs import FlatLogprobs
+from vllm.logprobs import FlatLogprobs, PromptLogprobs
 from vllm.logprobs_buffer import LogprobsBuffer
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
@@ -245,7 +245,7 @@ class ParentRequest:
             num_cached_tokens=self.num_cached_tokens,
         )
 
-    def _take_prompt_logprobs(self) -> FlatLogprobs | list[None] | None:
+    def _take_prompt_logprobs(self) -> PromptLogprobs | None:
         if self._prompt_rows is None:
             return None
         if self._has_answered and self.kind is RequestOutputKind.DELTA:

@@ -13,7 +13,7 @@ import torch
 
 from vllm.config import VllmConfig
 from vllm.model_executor.model_loader import load_model
-from vllm.v1.attention import kv_bytes_per_block, make_attention_metadata, make_kv_caches
+from vllm.v1.attention import compute_positions, kv_bytes_per_block, make_attention_metadata, make_kv_caches
 from vllm.v1.messages import ModelRunnerOutput, PromptRange, SchedulerOutput
 from vllm.v1.sample.ops.logprobs import RowKind, score
 from vllm.v1.sample.sampler import Sampler
@@ -65,6 +65,7 @@ class GPUModelRunner:
         """Read the weights."""
         self.model = load_model(self.vllm_config, self.dtype, self.device)
         self.model.on_weights_changed.append(self._tell_weights_changed)
+        self._tell_weights_changed()
 
     def drop_model(self) -> None:
         """Give the weights back; `load_model` reads them again."""
@@ -98,24 +99,25 @@ class GPUModelRunner:
         return kv_bytes_per_block(self.vllm_config.model_config.transformer, self.block_size, self.dtype)
 
     @torch.inference_mode()
-    def run_largest_step(self) -> None:
-        """Run a step of max_num_batched_tokens positions on throw-away KV: what it takes is what steps may take."""
+    def run_largest_step(self) -> int:
+        """Run a step of max_num_batched_tokens positions, to see what steps take; returns the bytes of its own KV."""
         config = self.vllm_config
         num_tokens = config.scheduler_config.max_num_batched_tokens
         longest = min(num_tokens, config.model_config.max_model_len)
         query_lens = np.array(
             [min(longest, num_tokens - first) for first in range(0, num_tokens, longest)], dtype=np.int32
         )
-        num_blocks = -(-longest // self.block_size)
+        max_blocks = -(-longest // self.block_size)
+        tables = np.arange(len(query_lens) * max_blocks, dtype=np.int32).reshape(len(query_lens), max_blocks)
         kv_caches = make_kv_caches(
-            config.model_config.transformer, num_blocks, self.block_size, self.dtype, self.device
+            config.model_config.transformer, tables.size, self.block_size, self.dtype, self.device
         )
-        tables = np.tile(np.arange(num_blocks, dtype=np.int32), (len(query_lens), 1))
         attn = make_attention_metadata(query_lens, query_lens, tables, self.block_size, self.device)
-        positions = torch.from_numpy(np.concatenate([np.arange(n) for n in query_lens])).to(self.device)
+        positions = torch.from_numpy(compute_positions(query_lens, query_lens)).to(self.device)
         hidden = self.model(torch.zeros_like(positions), positions, kv_caches, attn)
         rows = hidden[: self.workspace_rows]
         self.model.compute_logits(rows, out=self.workspace[: len(rows)])
+        return sum(kv_cache.nbytes for kv_cache in kv_caches)
 
     # ------------------------------------------------------------ a step
 

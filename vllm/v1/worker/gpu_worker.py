@@ -92,9 +92,9 @@ class Worker:
         torch.cuda.synchronize(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
-        self.model_runner.run_largest_step()
+        kv_bytes = self.model_runner.run_largest_step()
         torch.cuda.synchronize(self.device)
-        peak = torch.cuda.max_memory_allocated(self.device) - before
+        peak = torch.cuda.max_memory_allocated(self.device) - before - kv_bytes
         self._return_device_memory()
         free, total = torch.cuda.mem_get_info(self.device)
         return Memory(total, max(0, free - peak - spare), total - free + peak + spare)

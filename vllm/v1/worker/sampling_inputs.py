@@ -95,6 +95,7 @@ def _make_penalties(batch: InputBatch, rows: np.ndarray, index: list[int], devic
             )
             for i in index
         ),
+        batch.vocab_size,
         device,
     )
 

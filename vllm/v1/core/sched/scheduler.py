@@ -136,7 +136,7 @@ class Scheduler:
         """Decide one step; `update_from_output` must follow with what came of it."""
         plan = StepPlan(budget=self.config.max_num_batched_tokens)
         self._schedule_running(plan)
-        if self.waiting and not plan.is_short_of_memory:
+        if self.waiting:
             self._admit_waiting(plan)
         self._ids_in_runner.update(new.request_id for new in plan.new_requests)
         left_ids, self._left_ids = self._left_ids, []
@@ -157,12 +157,11 @@ class Scheduler:
     def _grow(self, request: Request, num_tokens: int, plan: StepPlan) -> list[int] | None:
         """Find blocks for a running request; None: it keeps its seat and waits for a step with more memory.
 
-        The last in order goes first. It always frees something: the block that a running request writes is its alone,
-        and since it was filled, nobody has entered before the request got its next one. So the first in order gets what
-        it needs, and every step brings the engine forward.
+        The last in order goes first. It always frees something: the block that a running request writes is its alone.
+        Once full it can be shared, but only by who enters, and in each step the running requests get their next blocks
+        before. So the first in order gets what it needs, and every step brings the engine forward.
         """
         while (new_block_ids := self.kv.allocate_slots(request, num_tokens)) is None:
-            plan.is_short_of_memory = True  # so nobody enters in this step
             if self.kv.reclaim_idle(self.kv.num_free_blocks + 1):
                 continue
             victim = self.running[-1]
@@ -212,8 +211,9 @@ class Scheduler:
             copies = self.kv.admit(request, num_missing, hits, num_spare)
             if copies is not None:
                 break
-            # With nobody running, who waits behind must make room, holder by holder.
-            if self.running or not self.kv.reclaim_idle(self.kv.num_free_blocks + 1):
+            # With nobody running, who waits behind must make room.
+            num_wanted = max(self.kv.num_free_blocks + 1, num_missing // self.kv.block_size)
+            if self.running or not self.kv.reclaim_idle(num_wanted):
                 assert self.running, f"{request.request_id} was let in but does not fit into the KV cache"
                 return None
         if request.num_cached_tokens is None:

@@ -12,7 +12,6 @@ class StepPlan:
     """Who runs in this step, and how many positions the budget still holds."""
 
     budget: int
-    is_short_of_memory: bool = False
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
     new_requests: list[NewRequest] = field(default_factory=list)
     running: RunningRequests = field(

@@ -31,27 +31,31 @@ class Penalties(NamedTuple):
     factors: torch.Tensor  # [num_cells] float32: the repetition penalty
 
 
-def make_penalties(penalty_rows: Iterable[PenaltyRow], device: torch.device) -> Penalties | None:
+def make_penalties(penalty_rows: Iterable[PenaltyRow], vocab_size: int, device: torch.device) -> Penalties | None:
     """Return the cells of `penalty_rows`; None when there are none yet."""
-    rows, ids, subtrahends, factors = [], [], [], []
-    for item in penalty_rows:
-        generated, counts = np.unique(item.token_ids[item.num_prompt_tokens :], return_counts=True)
-        amounts = item.frequency * counts + item.presence
-        if item.repetition == 1.0:
-            cells, cell_amounts = generated, amounts
-        else:
-            cells = np.unique(item.token_ids)
-            cell_amounts = np.zeros(len(cells))
-            cell_amounts[np.searchsorted(cells, generated)] = amounts
-        rows.append(np.full(len(cells), item.row, dtype=np.int64))
-        ids.append(cells.astype(np.int64))
-        subtrahends.append(cell_amounts.astype(np.float32))
-        factors.append(np.full(len(cells), item.repetition, dtype=np.float32))
-    if not any(len(part) for part in rows):
+    items = list(penalty_rows)
+    # Prompt tokens count only for the repetition penalty.
+    firsts = [item.num_prompt_tokens if item.repetition == 1 else 0 for item in items]
+    sequences = [item.token_ids[first:] for item, first in zip(items, firsts, strict=True)]
+    lens = np.array([len(tokens) for tokens in sequences])
+    if not lens.sum():
         return None
-    return Penalties(
-        *(torch.from_numpy(np.concatenate(parts)).to(device) for parts in (rows, ids, subtrahends, factors))
+    owners = np.repeat(np.arange(len(items)), lens)
+    positions = np.concatenate(
+        [np.arange(first, len(item.token_ids)) for item, first in zip(items, firsts, strict=True)]
     )
+    is_generated = positions >= np.array([item.num_prompt_tokens for item in items])[owners]
+    # One sort for all rows finds each row's distinct tokens.
+    cells, cell_of_token = np.unique(owners * vocab_size + np.concatenate(sequences), return_inverse=True)
+    counts = np.bincount(cell_of_token, weights=is_generated, minlength=len(cells))
+    owners, token_ids = np.divmod(cells, vocab_size)
+    rows, presence, frequency, repetition = (
+        np.array(column)[owners]
+        for column in zip(*((item.row, item.presence, item.frequency, item.repetition) for item in items), strict=True)
+    )
+    subtrahends = frequency * counts + presence * (counts > 0)
+    columns = (rows, token_ids, subtrahends.astype(np.float32), repetition.astype(np.float32))
+    return Penalties(*(torch.from_numpy(column).to(device) for column in columns))
 
 
 def apply_penalties(logits: torch.Tensor, penalties: Penalties) -> None:  # [num_rows, vocab_size] float32

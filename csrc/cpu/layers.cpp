@@ -1,0 +1,117 @@
+// The operations between matrix products: norms, rotation, activation, and writing the cache.
+#include <algorithm>
+#include <vector>
+
+#include "api.h"
+#include "kernels.h"
+#include "threads.h"
+
+namespace vllm::cpu {
+namespace {
+
+bool are_slots(const int64_t* slots, int64_t count, int64_t num_slots) {
+  return std::all_of(slots, slots + count, [=](int64_t slot) { return slot >= 0 && slot < num_slots; });
+}
+
+struct HeadNorm {
+  const float* weight;  // null: no norm
+  float eps;
+};
+
+// Turns `count` heads of one token, normalised first where the model wants it.
+void turn_heads(const Kernels& kernels, const float* heads, int64_t count, int64_t head_dim, const HeadNorm& norm,
+                const float* cos, const float* sin, float* normalised, float* output) {
+  for (int64_t head = 0; head < count; ++head) {
+    const float* x = heads + head * head_dim;
+    if (norm.weight != nullptr) {
+      kernels.rms_norm(x, nullptr, norm.weight, head_dim, norm.eps, normalised);
+      x = normalised;
+    }
+    kernels.rotate(x, cos, sin, head_dim, output + head * head_dim);
+  }
+}
+
+}  // namespace
+}  // namespace vllm::cpu
+
+int32_t vllm_write_kv(const float* key, int64_t key_stride, const float* value, int64_t value_stride,
+                      int64_t num_tokens, int64_t row_size, const int64_t* slot_mapping, float* kv_cache,
+                      int64_t num_slots, int32_t num_threads) {
+  using namespace vllm::cpu;
+  if (!are_slots(slot_mapping, num_tokens, num_slots)) return kIdOutOfRange;
+  parallel_shares(num_tokens, choose_threads(2 * num_tokens * row_size, num_threads), [&](int64_t first, int64_t end) {
+    for (int64_t token = first; token < end; ++token) {
+      float* slot = kv_cache + slot_mapping[token] * row_size;
+      std::copy_n(key + token * key_stride, row_size, slot);
+      std::copy_n(value + token * value_stride, row_size, slot + num_slots * row_size);
+    }
+  });
+  return kOk;
+}
+
+int32_t vllm_rotate_and_write_kv(const float* qkv, int64_t token_stride, int64_t num_tokens, int64_t num_heads,
+                                 int64_t num_kv_heads, int64_t head_dim, const float* cos, const float* sin,
+                                 const float* query_norm, const float* key_norm, float eps, const int64_t* slot_mapping,
+                                 float* kv_cache, int64_t num_slots, int32_t num_threads, float* query) {
+  using namespace vllm::cpu;
+  if (!are_slots(slot_mapping, num_tokens, num_slots)) return kIdOutOfRange;
+  const Kernels& kernels = get_kernels();
+  const int64_t query_size = num_heads * head_dim, kv_size = num_kv_heads * head_dim;
+  const int threads = choose_threads(num_tokens * (query_size + 2 * kv_size), num_threads);
+  return run_guarded([&] {
+    parallel_shares(num_tokens, threads, [&](int64_t first, int64_t end) {
+      std::vector<float> normalised(static_cast<size_t>(head_dim));
+      for (int64_t token = first; token < end; ++token) {
+        const float* heads = qkv + token * token_stride;
+        const float* token_cos = cos + token * head_dim;
+        const float* token_sin = sin + token * head_dim;
+        float* slot = kv_cache + slot_mapping[token] * kv_size;
+        turn_heads(kernels, heads, num_heads, head_dim, {query_norm, eps}, token_cos, token_sin, normalised.data(),
+                   query + token * query_size);
+        turn_heads(kernels, heads + query_size, num_kv_heads, head_dim, {key_norm, eps}, token_cos, token_sin,
+                   normalised.data(), slot);
+        std::copy_n(heads + query_size + kv_size, kv_size, slot + num_slots * kv_size);
+      }
+    });
+  });
+}
+
+int32_t vllm_rotate(const float* heads, int64_t token_stride, int64_t num_tokens, int64_t num_heads, int64_t head_dim,
+                    const float* cos, const float* sin, int32_t num_threads, float* output) {
+  using namespace vllm::cpu;
+  const Kernels& kernels = get_kernels();
+  const int64_t size = num_heads * head_dim;
+  parallel_shares(num_tokens, choose_threads(num_tokens * size, num_threads), [&](int64_t first, int64_t end) {
+    for (int64_t token = first; token < end; ++token) {
+      turn_heads(kernels, heads + token * token_stride, num_heads, head_dim, {nullptr, 0}, cos + token * head_dim,
+                 sin + token * head_dim, nullptr, output + token * size);
+    }
+  });
+  return kOk;
+}
+
+int32_t vllm_rms_norm(const float* x, int64_t x_stride, float* residual, int64_t residual_stride, int64_t num_rows,
+                      int64_t size, const float* weight, float eps, int32_t num_threads, float* output) {
+  using namespace vllm::cpu;
+  const Kernels& kernels = get_kernels();
+  parallel_shares(num_rows, choose_threads(num_rows * size, num_threads), [&](int64_t first, int64_t end) {
+    for (int64_t row = first; row < end; ++row) {
+      float* row_residual = residual == nullptr ? nullptr : residual + row * residual_stride;
+      kernels.rms_norm(x + row * x_stride, row_residual, weight, size, eps, output + row * size);
+    }
+  });
+  return kOk;
+}
+
+int32_t vllm_silu_and_multiply(const float* gate_up, int64_t row_stride, int64_t num_rows, int64_t size,
+                               int32_t num_threads, float* output) {
+  using namespace vllm::cpu;
+  const Kernels& kernels = get_kernels();
+  parallel_shares(num_rows, choose_threads(4 * num_rows * size, num_threads), [&](int64_t first, int64_t end) {
+    for (int64_t row = first; row < end; ++row) {
+      const float* gate = gate_up + row * row_stride;
+      kernels.silu_and_multiply(gate, gate + size, size, output + row * size);
+    }
+  });
+  return kOk;
+}

@@ -1,0 +1,231 @@
+"""Starts a core in a process of its own, notices when it is gone, and ends it.
+
+The two processes hold each other by pipes that the kernel closes whatever happens: the core ends when its standard
+input closes, and the front end knows that the core has died when the other pipe does. The sockets lie in a folder that
+only this user may enter, and are unlinked as soon as both sides are connected, so a crash leaves nothing behind.
+"""
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Sequence
+
+import msgspec
+import zmq
+
+from vllm import envs
+from vllm.config import VllmConfig
+from vllm.exceptions import VLLMServerError
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.wire import Encoder, Failed, Frame, Ready, StartUp, make_decoder_of_letters_from_core
+from vllm.v1.messages import EngineCoreReady
+
+# The core imports from the very places that this process does, and nothing from the folder that it is started in.
+_BOOT = "import sys; sys.path[:] = sys.argv[2:]; from vllm.v1.engine.core_proc import main; main()"
+_TITLE = "vllm-engine-core"
+
+# A thread of libgomp that waits spins: by default for some milliseconds, all through what the front end has to do
+# between two steps, and on two cores that is its core. See docs/performance.md for the figures.
+OPENMP_SPIN_COUNT = "10000"
+
+# Messages that wait in a socket before the core stands still: a front end that lags behind does not fill the memory.
+MAX_WAITING_OUTPUTS = 16
+
+_LONGEST_SOCKET_PATH = 100  # Linux allows 107
+_END_TIMEOUT_S = 1.0
+
+
+class CoreProcess:
+    """A core process, from its start to its end, and the two sockets to it.
+
+    Nothing here waits but `wait_until_ready` and `stop`.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, context: zmq.Context, *, steps_on_demand: bool) -> None:
+        self._folder = _make_folder()
+        self._encoder = Encoder()
+        self._decoder = make_decoder_of_letters_from_core()
+        start_up = StartUp(
+            vllm_config=vllm_config,
+            folder=self._folder,
+            parent_pid=os.getpid(),
+            steps_on_demand=steps_on_demand,
+        )
+        self.inputs = context.socket(zmq.PUSH)
+        self.outputs = context.socket(zmq.PULL)
+        for socket in (self.inputs, self.outputs):
+            socket.linger = 0
+        self.inputs.sndhwm = 0
+        self.outputs.rcvhwm = MAX_WAITING_OUTPUTS
+        self.life_fd, child_fd = os.pipe()  # readable when the core has died
+        try:
+            self.inputs.bind(start_up.inputs_address)
+            self.outputs.bind(start_up.outputs_address)
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, _TITLE, *(path or os.getcwd() for path in sys.path)],
+                stdin=subprocess.PIPE,
+                pass_fds=(child_fd,),
+                env=_make_environment(),
+                start_new_session=True,  # Ctrl-C is the front end's matter
+            )
+        except BaseException:
+            os.close(self.life_fd)
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        finally:
+            os.close(child_fd)
+        # Also at the interpreter's end, and when nobody holds the client any more.
+        self._end = weakref.finalize(self, _end_process, self._process, self.life_fd, self._folder, os.getpid())
+        with contextlib.suppress(BrokenPipeError):  # it died already: wait_until_ready tells why
+            self._write_start_up(start_up)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _write_start_up(self, start_up: StartUp) -> None:
+        body = msgspec.msgpack.encode(start_up)
+        assert self._process.stdin is not None
+        self._process.stdin.write(len(body).to_bytes(8, "little") + body)
+        self._process.stdin.flush()
+
+    def wait_until_ready(self) -> EngineCoreReady:
+        """Return what the core settled.
+
+        Raises:
+            VLLMValidationError, ModelLoadError: it can't run this model.
+            VLLMServerError: it failed for another reason, died, or took too long.
+        """
+        deadline = time.monotonic() + envs.engine_ready_timeout_s()
+        try:
+            letter = None
+            while letter is None:
+                seconds = deadline - time.monotonic()
+                if seconds <= 0:
+                    raise VLLMServerError(
+                        f"the engine core was not ready after {envs.engine_ready_timeout_s()} s; a larger model may "
+                        "take longer: raise VLLM_ENGINE_READY_TIMEOUT_S"
+                    )
+                letter = self.receive(seconds)
+            if isinstance(letter, Failed):
+                raise letter.error.rebuild()
+            assert isinstance(letter, Ready), f"the core began with a {type(letter).__name__}"
+        except EngineDeadError as error:
+            raise VLLMServerError(f"the engine core did not start: {error}") from None
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        return letter.ready
+
+    # ------------------------------------------------------------ letters
+
+    def send(self, letter: object) -> None:
+        """Send without waiting.
+
+        Raises:
+            EngineDeadError: nobody is there to take it.
+            TypeError: it can't travel.
+        """
+        frames = self._encoder.encode(letter)
+        if self._process.stdin is None or self._process.stdin.closed:
+            raise EngineDeadError("the engine was shut down; make a new one")
+        try:
+            self.inputs.send_multipart(frames, flags=zmq.NOBLOCK)
+        except zmq.Again:
+            raise EngineDeadError(self.describe_end()) from None
+
+    def receive(self, seconds: float | None = None) -> object | None:
+        """Wait for the next letter; None when the time is up.
+
+        Raises:
+            EngineDeadError: the core has died and nothing is left to read.
+        """
+        poller = zmq.Poller()
+        poller.register(self.outputs, zmq.POLLIN)
+        poller.register(self.life_fd, zmq.POLLIN)
+        poller.poll(None if seconds is None else max(0, seconds * 1000))
+        letter = self.receive_nowait()
+        if letter is None and self.has_died():
+            letter = self.receive_nowait()  # its last words may have come in between
+            if letter is None:
+                raise EngineDeadError(self.describe_end())
+        return letter
+
+    def receive_nowait(self) -> object | None:
+        """Return the next letter that is here, or None."""
+        try:
+            frames = self.outputs.recv_multipart(flags=zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        bodies: Sequence[Frame] = [frame.buffer for frame in frames]
+        return self._decoder.decode(bodies)
+
+    # ------------------------------------------------------------ life and death
+
+    def has_died(self) -> bool:
+        """Say whether the process is gone, by itself or by `stop`."""
+        return not self._end.alive or self._process.poll() is not None or _is_readable(self.life_fd)
+
+    def describe_end(self) -> str:
+        """Return how the core came to its end."""
+        if not self._end.alive:
+            return "the engine was shut down; make a new one"
+        try:
+            status = self._process.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return "the engine core has closed its connection"
+        if status >= 0:
+            return f"the engine core has died with exit status {status}; its own error stands above in the log"
+        hint = "; the kernel does so when memory runs out" if status == -signal.SIGKILL else ""
+        return f"the engine core was killed by {signal.Signals(-status).name}{hint}"
+
+    def stop(self) -> None:
+        """End the process within a second or so and close everything; a second call does nothing."""
+        if self._end.alive:
+            self._end()
+            self.inputs.close()
+            self.outputs.close()
+
+
+def _end_process(process: subprocess.Popen[bytes], life_fd: int, folder: str, owner_pid: int) -> None:
+    if os.getpid() != owner_pid:  # a fork of the front end: the core is not its own
+        return
+    with contextlib.suppress(OSError):
+        if process.stdin is not None:
+            process.stdin.close()  # the core ends when it sees that
+    try:
+        process.wait(_END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    os.close(life_fd)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_environment() -> dict[str, str]:
+    """Return this process's environment, with a bound on OpenMP's spinning unless the user has set his own."""
+    environment = dict(os.environ)
+    if not environment.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
+        environment["GOMP_SPINCOUNT"] = OPENMP_SPIN_COUNT
+    return environment
+
+
+def _is_readable(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _make_folder() -> str:
+    """Return a new folder that only this user may enter."""
+    folder = tempfile.mkdtemp(prefix="vllm-")
+    if len(folder) > _LONGEST_SOCKET_PATH:
+        os.rmdir(folder)
+        folder = tempfile.mkdtemp(prefix="vllm-", dir="/tmp")
+    return folder

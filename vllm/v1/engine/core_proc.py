@@ -1,0 +1,304 @@
+"""The engine core as a process: letters in, steps, letters out.
+
+`core_client_launch.py` starts it. The loop has one thread: between two steps it takes in everything that has come, and
+with nothing to do it sleeps in its socket. Signals are the front end's matter: this process ends when its front end
+does, and only then.
+"""
+
+import faulthandler
+import gc
+import os
+import select
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import msgspec
+import zmq
+
+from vllm.exceptions import VLLMError, VLLMUnsupportedError
+from vllm.logger import init_logger
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.core_client_launch import MAX_WAITING_OUTPUTS
+from vllm.v1.engine.wire import (
+    AbortRequests,
+    AddRequest,
+    Answer,
+    Call,
+    Encoder,
+    ErrorReport,
+    Failed,
+    Frame,
+    Ready,
+    Refused,
+    RunStep,
+    StartUp,
+    StepDone,
+    make_decoder_of_letters_to_core,
+    read_unreadable_request,
+)
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason
+
+logger = init_logger(__name__)
+
+_STDIN = 0
+_LAST_WORDS_MS = 2000
+
+# A step that fails costs the requests that ran in it. So many in a row are no accident of one batch: a GPU that has
+# failed once fails ever after, and a server that answers nothing but errors should end and be started anew.
+MAX_FAILED_STEPS = 3
+
+
+class EngineCoreProcess:
+    """Serves one front end."""
+
+    def __init__(self, core: EngineCore, inputs: zmq.Socket, outputs: zmq.Socket, *, steps_on_demand: bool) -> None:
+        self._core = core
+        self._inputs = inputs
+        self._outputs = outputs
+        self._steps_on_demand = steps_on_demand
+        self._encoder = Encoder()
+        self._decoder = make_decoder_of_letters_to_core()
+        self._is_paused = False
+        self._is_stale = False  # the front end's last word on what runs and waits is out of date
+        self._num_taken = 0  # sequences
+        self._num_failed_steps = 0  # in a row
+        self._families: set[str] = set()  # ids of what was let in, all live ones among them
+        self._methods: dict[str, Callable[..., Any]] = {
+            "get_stats": core.get_stats,
+            "reset_prefix_cache": core.reset_prefix_cache,
+            "sleep": self._sleep,
+            "wake_up": self._wake_up,
+            "is_sleeping": lambda: core.is_sleeping,
+            "pause": self._pause,
+            "resume": self._resume,
+            "is_paused": lambda: self._is_paused,
+            "collective_rpc": self._call_workers,
+        }
+
+    def run(self) -> NoReturn:
+        """Serve until the process ends; what it raises is the end."""
+        while True:
+            self._take_letters()
+            if self._may_step():
+                self._step()
+            elif self._is_stale:
+                self._tell_state()
+
+    def send(self, letter: Any) -> None:
+        """Send, and wait while the front end lags too far behind."""
+        self._outputs.send_multipart(self._encoder.encode(letter), copy=False)
+
+    # ------------------------------------------------------------ letters
+
+    def _may_step(self) -> bool:
+        core = self._core
+        if self._steps_on_demand or self._is_paused or core.is_sleeping:
+            return False
+        return self._is_stale or core.has_work()
+
+    def _take_letters(self) -> None:
+        if not self._may_step() and not self._is_stale:
+            self._inputs.poll()
+        while True:
+            try:
+                frames = self._inputs.recv_multipart(flags=zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            self._take_letter([frame.buffer for frame in frames])
+
+    def _take_letter(self, frames: list[Frame]) -> None:
+        try:
+            letter = self._decoder.decode(frames)
+        except msgspec.ValidationError as error:
+            unreadable = read_unreadable_request(frames)
+            if unreadable is None:
+                raise
+            request_id, num_sequences = unreadable
+            self._num_taken += num_sequences
+            self.send(Refused(request_id, ErrorReport.of(error)))
+            return
+        if isinstance(letter, AddRequest):
+            self._add_request(letter)
+        elif isinstance(letter, AbortRequests):
+            self._core.abort_requests(letter.request_ids)
+            self._is_stale = not self._steps_on_demand
+        elif isinstance(letter, RunStep):
+            self._step_once()
+        else:
+            self._answer(letter)
+
+    def _add_request(self, letter: AddRequest) -> None:
+        request = letter.request
+        self._num_taken += len(request.seeds)
+        try:
+            self._core.add_request(request)
+        except VLLMError as error:
+            self.send(Refused(request.request_id, ErrorReport.of(error)))
+            return
+        if len(self._families) > 1024 + 2 * len(self._core.scheduler.requests):
+            self._families = {family_id for family_id in self._families if self._is_live(family_id)}
+        self._families.add(request.request_id)
+
+    def _is_live(self, family_id: str) -> bool:
+        scheduler = self._core.scheduler
+        return family_id in scheduler.requests or family_id in scheduler.children
+
+    # ------------------------------------------------------------ steps
+
+    def _step(self) -> None:
+        try:
+            outputs = self._core.step()
+            self._num_failed_steps = 0
+        except Exception as error:
+            self._num_failed_steps += 1
+            if self._num_failed_steps >= MAX_FAILED_STEPS:
+                raise
+            logger.exception("a step failed; the requests that ran in it are answered with an error")
+            outputs = self._make_error_outputs(error)
+        self._tell(outputs)
+
+    def _step_once(self) -> None:
+        """Run a step that was asked for; its failure is for whoever asked, as when the core runs in his own process."""
+        try:
+            outputs = self._core.step()
+        except Exception as error:
+            logger.exception("a step failed")
+            self.send(Failed(ErrorReport.of(error)))
+            return
+        self._tell(outputs)
+
+    def _make_error_outputs(self, error: Exception) -> EngineCoreOutputs:
+        """Return an error for each request that the core has lost by a step that raised."""
+        live = {family_id for family_id in self._families if self._is_live(family_id)}
+        # Among the others are some that ended before: nobody listens to those any more.
+        lost, self._families = self._families - live, live
+        text = f"the step that this request ran in failed: {type(error).__name__}: {error}"
+        outputs = [
+            EngineCoreOutput(request_id=family_id, new_token_ids=[], finish_reason=FinishReason.ERROR, error=text)
+            for family_id in sorted(lost)
+        ]
+        return EngineCoreOutputs(
+            outputs=outputs, prompt_scores=[], stats=self._core.get_stats(), timestamp=time.monotonic()
+        )
+
+    def _tell_state(self) -> None:
+        self._tell(
+            EngineCoreOutputs(outputs=[], prompt_scores=[], stats=self._core.get_stats(), timestamp=time.monotonic())
+        )
+
+    def _tell(self, outputs: EngineCoreOutputs) -> None:
+        self._is_stale = False
+        self.send(StepDone(outputs, self._core.has_work(), self._num_taken))
+
+    # ------------------------------------------------------------ calls
+
+    def _answer(self, call: Call) -> None:
+        try:
+            method = self._methods.get(call.method)
+            if method is None:
+                raise VLLMUnsupportedError(f"the core has no method {call.method!r}", parameter="method")
+            self.send(Answer(call.number, method(*call.args)))
+        except Exception as error:  # whatever it is, it is the caller's to see
+            self.send(Answer(call.number, error=ErrorReport.of(error)))
+
+    def _sleep(self, level: int) -> None:
+        self._core.sleep(level)
+        self._is_stale = not self._steps_on_demand
+
+    def _wake_up(self, tags: list[str] | None) -> None:
+        self._core.wake_up(tags)
+
+    def _pause(self) -> None:
+        self._is_paused = True
+
+    def _resume(self) -> None:
+        self._is_paused = False
+
+    def _call_workers(self, method: str, timeout: float | None, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+        if method.startswith("_"):
+            raise VLLMUnsupportedError(f"{method!r} is no public method of a worker", parameter="method", value=method)
+        return self._core.collective_rpc(method, timeout, tuple(args), kwargs)
+
+
+def main() -> None:
+    """Read from standard input what to run, and run it until the front end is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.enable()
+    start_up = _read_start_up()
+    threading.Thread(target=_end_with_front_end, args=(start_up,), name="front-end-watch", daemon=True).start()
+    context = zmq.Context()
+    outputs = context.socket(zmq.PUSH)
+    outputs.sndhwm = MAX_WAITING_OUTPUTS
+    outputs.linger = _LAST_WORDS_MS
+    outputs.connect(start_up.outputs_address)
+    inputs = context.socket(zmq.PULL)
+    inputs.rcvhwm = 0
+    inputs.linger = 0
+    inputs.connect(start_up.inputs_address)
+    core = None
+    try:
+        core = EngineCore(start_up.vllm_config, UniProcExecutor)
+        _serve(core, inputs, outputs, start_up.steps_on_demand)
+    except Exception as error:
+        # Of a model that can't be read the message says all that there is to say.
+        if core is not None or not isinstance(error, VLLMError):
+            logger.exception("the engine core ends")
+        outputs.send_multipart(Encoder().encode(Failed(ErrorReport.of(error), is_end=True)))
+    context.destroy()
+    sys.stderr.flush()
+    # Threads of native libraries may still run; nothing of theirs is worth waiting for.
+    os._exit(1)
+
+
+def _serve(core: EngineCore, inputs: zmq.Socket, outputs: zmq.Socket, steps_on_demand: bool) -> NoReturn:
+    process = EngineCoreProcess(core, inputs, outputs, steps_on_demand=steps_on_demand)
+    process.send(Ready(core.ready))
+    # What start-up has made stays: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    process.run()
+
+
+def _read_start_up() -> StartUp:
+    length = int.from_bytes(_read_exactly(8), "little")
+    return msgspec.msgpack.decode(_read_exactly(length), type=StartUp)
+
+
+def _read_exactly(num_bytes: int) -> bytes:
+    body = b""
+    while len(body) < num_bytes:
+        piece = os.read(_STDIN, num_bytes - len(body))
+        if not piece:
+            os._exit(1)  # the front end is gone before it began
+        body += piece
+    return body
+
+
+def _end_with_front_end(start_up: StartUp) -> None:
+    """End this process when its front end has closed the pipe or died.
+
+    A process that the front end has forked may hold the pipe open, so the front end itself is watched too, where the
+    kernel can do that.
+    """
+    poll = select.poll()
+    poll.register(_STDIN, select.POLLIN)
+    try:
+        front_end = os.pidfd_open(start_up.parent_pid)
+    except (AttributeError, OSError):
+        front_end = None
+    if front_end is not None:
+        poll.register(front_end, select.POLLIN)
+    while os.getppid() == start_up.parent_pid:
+        for fd, _ in poll.poll():
+            if fd == front_end or not os.read(_STDIN, 4096):
+                shutil.rmtree(start_up.folder, ignore_errors=True)
+                os._exit(0)
+    shutil.rmtree(start_up.folder, ignore_errors=True)
+    os._exit(0)
