@@ -67,7 +67,7 @@ werror: $(READY) ## compiles the kernels with warnings as errors
 	$(VENV)/bin/cmake --build build/werror
 
 bench: $(READY) $(KERNELS) ## the benchmarks of benchmarks/, one after another
-	@set -e; for file in benchmarks/bench_*.py; do echo "== $$file"; $(PY) "$$file"; done
+	@set -e; echo "see docs/performance.md for the commands"
 
 model: $(READY) $(KERNELS) ## DIR=folder: the embedded model as a float32 Hugging Face folder
 	@test -n "$(DIR)" || { echo "usage: make model DIR=folder" >&2; exit 2; }

@@ -58,7 +58,9 @@ def make_token_table(title: str, positions: FlatLogprobs, first: str | None = No
             table.add_row(show(first), "–", "–", "–", Text("nothing comes before the first token", "dim"))
             continue
         chosen, line = row_of(position)
-        table.add_row(show(chosen.decoded_token), f"{chosen.logprob:.4f}", percent(chosen.logprob), str(chosen.rank), line)
+        table.add_row(
+            show(chosen.decoded_token), f"{chosen.logprob:.4f}", percent(chosen.logprob), str(chosen.rank), line
+        )
     return table
 
 
@@ -71,10 +73,16 @@ def main() -> None:
         first = llm.llm_engine.tokenizer.decode(scored.prompt_token_ids[:1])
 
         console.print(f"\nPrompt: [bold]{PROMPT}[/bold]\n")
-        console.print(make_token_table("1. The prompt, scored token by token (prompt_logprobs=3)", scored.prompt_logprobs, first))
-        console.print(make_token_table("\n2. A greedy completion with its top 5 (logprobs=5)", scored.outputs[0].logprobs))
+        console.print(
+            make_token_table("1. The prompt, scored token by token (prompt_logprobs=3)", scored.prompt_logprobs, first)
+        )
+        console.print(
+            make_token_table("\n2. A greedy completion with its top 5 (logprobs=5)", scored.outputs[0].logprobs)
+        )
 
-        choices = Table(title="\n3. Four choices for one prompt pass (n=4, seed=7)", title_justify="left", title_style="bold")
+        choices = Table(
+            title="\n3. Four choices for one prompt pass (n=4, seed=7)", title_justify="left", title_style="bold"
+        )
         for name, justify in (("index", "right"), ("tokens", "right"), ("sum of logprobs", "right"), ("text", "left")):
             choices.add_column(name, justify=justify)  # type: ignore[arg-type]
         for output in sampled.outputs:

@@ -66,7 +66,7 @@ def _get_library_for(logits: torch.Tensor) -> ctypes.CDLL | None:
     assert logits.dtype == torch.float32 and logits.dim() == 2, f"logits must be float32 rows; got {logits.dtype}"
     assert logits.shape[1] > 0, "logits must have a vocabulary"
     assert logits.stride(1) == 1 or logits.shape[1] == 1, "the vocabulary must be contiguous"
-    return load_library() if logits.device.type == "cpu" else None
+    return load_library() if logits.is_cpu else None
 
 
 def _describe(logits: torch.Tensor) -> tuple[int, int, int, int]:
@@ -74,7 +74,7 @@ def _describe(logits: torch.Tensor) -> tuple[int, int, int, int]:
 
 
 def _convert(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return tensor.to(dtype).contiguous()
+    return tensor if tensor.dtype == dtype and tensor.is_contiguous() else tensor.to(dtype).contiguous()
 
 
 def _make_entries(num_rows: int, width: int) -> ScoredEntries:
@@ -244,8 +244,10 @@ def philox_bits(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -
 
 def _get_library_for_model(*tensors: torch.Tensor) -> ctypes.CDLL | None:
     """Return the library if it serves a layer of these tensors: all float32, all on the CPU."""
-    served = all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in tensors)
-    return load_library() if served else None
+    for tensor in tensors:  # a loop: a generator costs more than the smallest kernels
+        if not tensor.is_cpu or tensor.dtype != torch.float32:
+            return None
+    return load_library()
 
 
 def _as_heads(heads: torch.Tensor) -> torch.Tensor:

@@ -1,23 +1,23 @@
 """Every environment variable that the engine reads, each with its default, looked up when it is used.
 
-    VLLM_MAX_N_SEQUENCES            16384   the largest n
-    VLLM_MAX_LOGPROB_ENTRIES        50000000  the most logprob entries one request's answer may hold
-    VLLM_MAX_COMPLETION_PROMPTS     1024    prompts in one completions request
-    VLLM_MAX_STOP_STRINGS           4       stop strings over HTTP
-    VLLM_MAX_NUM_BAD_WORDS          128     bad words after tokenisation
-    VLLM_ENABLE_V1_MULTIPROCESSING  0       1: LLM runs the core in a process of its own
-    VLLM_ENGINE_READY_TIMEOUT_S     600     seconds that a core process may take to load the model
-    VLLM_V1_OUTPUT_PROC_CHUNK_SIZE  128     sequences whose outputs AsyncLLM handles before it lets others run
-    VLLM_CPU_KVCACHE_SPACE          unset   GiB of KV cache on a CPU
-    VLLM_CPU_OMP_THREADS_BIND       auto    cores to bind to, such as 0-1
-    VLLM_LOGGING_LEVEL              INFO
-    VLLM_CACHE_ROOT                 ~/.cache/vllm
-    VLLM_BATCH_INVARIANT            0
-    VLLM_API_KEY                    unset   a key that the server asks for, besides --api-key
-    VLLM_SERVER_DEV_MODE            0       1: the server has a developer's switches (sleep, reset_prefix_cache, …)
-    VLLM_HTTP_TIMEOUT_KEEP_ALIVE    5       seconds that an idle connection stays open
-    VLLM_KEEP_ALIVE_ON_ENGINE_DEATH 0       1: the server answers 503 after the engine died, instead of ending
-    VLLM_LOG_STATS_INTERVAL         10      seconds between two lines of the server's statistics
+VLLM_MAX_N_SEQUENCES            16384   the largest n
+VLLM_MAX_LOGPROB_ENTRIES        50000000  the most logprob entries one request's answer may hold
+VLLM_MAX_COMPLETION_PROMPTS     1024    prompts in one completions request
+VLLM_MAX_STOP_STRINGS           4       stop strings over HTTP
+VLLM_MAX_NUM_BAD_WORDS          128     bad words after tokenisation
+VLLM_ENABLE_V1_MULTIPROCESSING  0       1: LLM runs the core in a process of its own
+VLLM_ENGINE_READY_TIMEOUT_S     600     seconds that a core process may take to load the model
+VLLM_V1_OUTPUT_PROC_CHUNK_SIZE  128     sequences whose outputs AsyncLLM handles before it lets others run
+VLLM_CPU_KVCACHE_SPACE          unset   GiB of KV cache on a CPU
+VLLM_CPU_OMP_THREADS_BIND       auto    cores to bind to, such as 0-1
+VLLM_LOGGING_LEVEL              INFO
+VLLM_CACHE_ROOT                 ~/.cache/vllm
+VLLM_BATCH_INVARIANT            0
+VLLM_API_KEY                    unset   a key that the server asks for, besides --api-key
+VLLM_SERVER_DEV_MODE            0       1: the server has a developer's switches (sleep, reset_prefix_cache, …)
+VLLM_HTTP_TIMEOUT_KEEP_ALIVE    5       seconds that an idle connection stays open
+VLLM_KEEP_ALIVE_ON_ENGINE_DEATH 0       1: the server answers 503 after the engine died, instead of ending
+VLLM_LOG_STATS_INTERVAL         10      seconds between two lines of the server's statistics
 """
 
 import os

@@ -51,7 +51,9 @@ def module_name(path: pathlib.Path) -> str:
 
 
 def layer_of(module: str) -> int:
-    return next(layer for prefix, layer in LAYERS if module == prefix or module.startswith((prefix + ".", prefix + "_")))
+    return next(
+        layer for prefix, layer in LAYERS if module == prefix or module.startswith((prefix + ".", prefix + "_"))
+    )
 
 
 def source_files() -> list[pathlib.Path]:
@@ -134,5 +136,7 @@ def test_our_own_modules_are_imported_at_the_top(path: pathlib.Path) -> None:
 
 
 def test_no_drawer_for_everything() -> None:
-    drawers = [module_name(path) for path in source_files() if path.stem in {"util", "utils", "misc", "helpers", "common"}]
+    drawers = [
+        module_name(path) for path in source_files() if path.stem in {"util", "utils", "misc", "helpers", "common"}
+    ]
     assert drawers == []

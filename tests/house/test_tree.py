@@ -8,7 +8,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def test_the_architecture_page_holds_each_files_clause() -> None:
-    check = subprocess.run([sys.executable, ROOT / ".ci" / "architecture_tree.py", "--check"], capture_output=True, text=True)
+    check = subprocess.run(
+        [sys.executable, ROOT / ".ci" / "architecture_tree.py", "--check"], capture_output=True, text=True
+    )
     assert check.returncode == 0, check.stderr
 
 

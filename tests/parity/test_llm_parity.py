@@ -4,13 +4,13 @@ import pathlib
 
 import numpy as np
 import pytest
+
 from tests.parity import texts
 from tests.parity.reference import (
     assert_row_matches,
     compute_reference_logprobs,
     generate_reference_greedily,
 )
-
 from vllm import LLM, SamplingParams
 
 
@@ -94,7 +94,9 @@ def test_the_facts_of_the_anchor_run_hold(smollm2_llm: LLM) -> None:
     ],
     ids=["temperature 1", "temperature 0.6", "top-k", "top-p", "min-p"],
 )
-def test_first_token_frequencies_follow_the_reference(smollm2_llm: LLM, smollm2_folder: pathlib.Path, settings, keep) -> None:
+def test_first_token_frequencies_follow_the_reference(
+    smollm2_llm: LLM, smollm2_folder: pathlib.Path, settings, keep
+) -> None:
     """Chi-square of 40 × n=50 draws against the reference's probabilities."""
     from scipy.stats import chisquare
 

@@ -22,7 +22,9 @@ def assert_same_positions(one, other, where: str = "") -> None:
         assert next(iter(a)) == next(iter(b)), f"{where} position {i}: the chosen token"
         shared = set(a) & set(b)
         for token in shared:
-            assert a[token].logprob == pytest.approx(b[token].logprob, abs=TOLERANCE), f"{where} position {i} token {token}"
+            assert a[token].logprob == pytest.approx(b[token].logprob, abs=TOLERANCE), (
+                f"{where} position {i} token {token}"
+            )
         # An alternative may change places with a neighbour that is within rounding, nothing else.
         if set(a) != set(b):
             lowest = min(e.logprob for e in a.values())

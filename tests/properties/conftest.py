@@ -2,8 +2,8 @@ import pathlib
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.tiny_models import write_tiny_model
 
+from tests.tiny_models import write_tiny_model
 from vllm import LLM
 
 MakeLLM = Callable[..., LLM]

@@ -1,8 +1,8 @@
 """n by fork: one prompt pass, children that end by themselves, nothing held at the end."""
 
 import pytest
-from tests.properties.compare import assert_same_positions
 
+from tests.properties.compare import assert_same_positions
 from vllm import SamplingParams
 
 
@@ -25,7 +25,9 @@ def test_the_prompt_is_computed_once_for_n_children(make_llm, length, caching, p
 
 def test_n_may_exceed_the_seats(make_llm) -> None:
     llm = make_llm(max_num_seqs=3)
-    out = llm.generate({"prompt_token_ids": [5] * 20}, SamplingParams(n=40, seed=0, temperature=1.5, max_tokens=6, ignore_eos=True))[0]
+    out = llm.generate(
+        {"prompt_token_ids": [5] * 20}, SamplingParams(n=40, seed=0, temperature=1.5, max_tokens=6, ignore_eos=True)
+    )[0]
     assert [c.index for c in out.outputs] == list(range(40))
     assert all(len(c.token_ids) == 6 for c in out.outputs)
     assert len({tuple(c.token_ids) for c in out.outputs}) > 20
@@ -91,7 +93,11 @@ def test_one_bad_prompt_is_named_and_nothing_is_left_running(make_llm) -> None:
 
 def test_a_request_that_cannot_fit_is_refused_at_the_door(make_llm) -> None:
     llm = make_llm()
-    for prompt, params in [([5] * 129, SamplingParams(max_tokens=1)), ([5] * 128, SamplingParams(max_tokens=1)), ([], SamplingParams())]:
+    for prompt, params in [
+        ([5] * 129, SamplingParams(max_tokens=1)),
+        ([5] * 128, SamplingParams(max_tokens=1)),
+        ([], SamplingParams()),
+    ]:
         with pytest.raises(ValueError):
             llm.generate({"prompt_token_ids": prompt}, params)
     out = llm.generate({"prompt_token_ids": [5] * 128}, SamplingParams(max_tokens=0, prompt_logprobs=0))[0]

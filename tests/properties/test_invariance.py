@@ -5,12 +5,14 @@ import random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.properties.compare import assert_same_outputs, check_answer
 
+from tests.properties.compare import assert_same_outputs, check_answer
 from vllm import SamplingParams
 
 VOCAB = 512
-RELAXED = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+RELAXED = settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 prompts = st.lists(st.integers(3, VOCAB - 1), min_size=1, max_size=60)
 
@@ -149,7 +151,11 @@ def test_a_repeated_script_repeats_and_two_calls_differ(tiny_folder) -> None:
     def script(seed: int) -> list[list[int]]:
         with LLM(str(tiny_folder), seed=seed, max_model_len=64, kv_cache_memory_bytes=4 << 20) as llm:
             params = SamplingParams(n=3, temperature=1.5, max_tokens=8, ignore_eos=True)
-            return [list(c.token_ids) for _ in range(2) for c in llm.generate({"prompt_token_ids": [7, 8, 9]}, params)[0].outputs]
+            return [
+                list(c.token_ids)
+                for _ in range(2)
+                for c in llm.generate({"prompt_token_ids": [7, 8, 9]}, params)[0].outputs
+            ]
 
     first = script(11)
     assert script(11) == first

@@ -3,12 +3,14 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.properties.test_invariance import VOCAB, requests
 
+from tests.properties.test_invariance import VOCAB, requests
 from vllm import RequestOutput, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-RELAXED = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+RELAXED = settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 
 def drive(engine, request_id: str, prompt: dict, params: SamplingParams) -> list[RequestOutput]:
@@ -41,7 +43,9 @@ def test_deltas_joined_equal_the_last_cumulative_and_the_final(make_llm, request
     prompt, params = request
     params = params.clone()
     params.logprobs, params.stop = 3, stop or []
-    params = SamplingParams(**{f: getattr(params, f) for f in params.__struct_fields__ if f != "output_text_buffer_length"})
+    params = SamplingParams(
+        **{f: getattr(params, f) for f in params.__struct_fields__ if f != "output_text_buffer_length"}
+    )
     runs = by_kind(make_llm().llm_engine, prompt, params)
     finals = runs[RequestOutputKind.FINAL_ONLY]
     assert len(finals) == 1
@@ -76,7 +80,9 @@ def test_deltas_joined_equal_the_last_cumulative_and_the_final(make_llm, request
 
 
 def test_a_child_is_not_reported_again_after_its_end(make_llm) -> None:
-    params = SamplingParams(n=3, seed=1, temperature=1.5, max_tokens=8, min_tokens=1, stop_token_ids=list(range(0, VOCAB, 7)))
+    params = SamplingParams(
+        n=3, seed=1, temperature=1.5, max_tokens=8, min_tokens=1, stop_token_ids=list(range(0, VOCAB, 7))
+    )
     params.output_kind = RequestOutputKind.CUMULATIVE
     outputs = drive(make_llm().llm_engine, "r", {"prompt_token_ids": [9, 8, 7]}, params)
     ended: set[int] = set()

@@ -7,21 +7,25 @@ import pytest
 from tests.entrypoints.openai.client import Client
 from tests.entrypoints.openai.scored import ids_of_bytes, tiny_tokenizer
 
-COMPLETION_KEYS = (
-    "id object created model choices service_tier system_fingerprint usage kv_transfer_params ec_transfer_params metrics"
-).split()
-CHOICE_KEYS = (
-    "index text logprobs finish_reason stop_reason token_ids prompt_logprobs prompt_token_ids routed_experts"
-).split()
-CHAT_KEYS = (
-    "id object created model choices service_tier system_fingerprint usage prompt_logprobs prompt_token_ids prompt_text "
-    "kv_transfer_params ec_transfer_params metrics"
-).split()
-CHAT_CHOICE_KEYS = "index message logprobs finish_reason stop_reason token_ids routed_experts".split()
-MESSAGE_KEYS = "role content refusal annotations audio function_call reasoning".split()
-USAGE_KEYS = (
-    "prompt_tokens total_tokens completion_tokens prompt_tokens_details completion_tokens_details"
-).split()
+# fmt: off
+COMPLETION_KEYS = [
+    "id", "object", "created", "model", "choices", "service_tier", "system_fingerprint", "usage", "kv_transfer_params",
+    "ec_transfer_params", "metrics",
+]
+CHOICE_KEYS = [
+    "index", "text", "logprobs", "finish_reason", "stop_reason", "token_ids", "prompt_logprobs", "prompt_token_ids",
+    "routed_experts",
+]
+CHAT_KEYS = [
+    "id", "object", "created", "model", "choices", "service_tier", "system_fingerprint", "usage", "prompt_logprobs",
+    "prompt_token_ids", "prompt_text", "kv_transfer_params", "ec_transfer_params", "metrics",
+]
+CHAT_CHOICE_KEYS = ["index", "message", "logprobs", "finish_reason", "stop_reason", "token_ids", "routed_experts"]
+MESSAGE_KEYS = ["role", "content", "refusal", "annotations", "audio", "function_call", "reasoning"]
+USAGE_KEYS = [
+    "prompt_tokens", "total_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details",
+]
+# fmt: on
 
 
 def test_a_completion_has_the_keys_of_the_real_server(server: Client) -> None:

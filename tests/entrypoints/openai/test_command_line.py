@@ -57,7 +57,12 @@ def test_flags_from_a_file_stand_behind_those_of_the_command_line(tmp_path: path
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [("prot: 9", "did you mean 'port'"), ("- a", "must hold flags"), ("a: [", "can't be read"), (None, "can't be read")],
+    [
+        ("prot: 9", "did you mean 'port'"),
+        ("- a", "must hold flags"),
+        ("a: [", "can't be read"),
+        (None, "can't be read"),
+    ],
 )
 def test_a_bad_file_is_told_in_one_line(run: object, tmp_path: pathlib.Path, content: str | None, words: str) -> None:
     path = tmp_path / "serve.yaml"

@@ -39,7 +39,12 @@ def with_key(key: str) -> dict[str, str]:
 
 
 def check_keys(client: Client) -> None:
-    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "first"}, {"Authorization": "Basic first"}):
+    for headers in (
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "first"},
+        {"Authorization": "Basic first"},
+    ):
         refused = client.send("POST", "/v1/completions", {"prompt": "a"}, headers=headers)
         assert refused.status == 401 and refused.json == {"error": "Unauthorized"}
         assert client.get("/v1/models", headers=headers).status == 401
@@ -59,7 +64,10 @@ def check_headers(client: Client) -> None:
     usage = client.send("POST", "/v1/completions", body, headers=with_key("first")).json["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] > 0
     asked = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
-    assert client.send("OPTIONS", "/v1/completions", headers=asked).headers["access-control-allow-origin"] == asked["Origin"]
+    assert (
+        client.send("OPTIONS", "/v1/completions", headers=asked).headers["access-control-allow-origin"]
+        == asked["Origin"]
+    )
     other = client.send("OPTIONS", "/v1/completions", headers=asked | {"Origin": "http://b.example"})
     assert "access-control-allow-origin" not in other.headers
     large = client.send("POST", "/v1/completions", {"prompt": "a" * 3000}, headers=with_key("first"))

@@ -13,6 +13,7 @@ from tests.entrypoints.openai.scored import ids_of_bytes, make_rows, tiny_tokeni
 from vllm.entrypoints.openai.echo import EchoedPrompt
 from vllm.entrypoints.openai.logprobs import FLOOR, SequenceLogprobs, make_finite, write_prompt_logprobs
 from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.detokenizer import make_detokenizer
 
 EOS = 2
 
@@ -183,6 +184,43 @@ def test_pieces_joined_are_the_whole(tokens: list[int], cuts: list[int], skip: b
     assert joined == completion(make_writer(prompt, skip_special_tokens=skip), rows, finish_reason="length")
     assert chats == chat(make_writer(prompt, skip_special_tokens=skip), rows, "length")
     assert joined["text_offset"] == sorted(joined["text_offset"])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    kind=st.sampled_from(["byte_level", "metaspace"]),
+    prompt=st.lists(st.integers(0, 511), min_size=1, max_size=4),
+    tokens=st.lists(st.integers(0, 511), min_size=1, max_size=10),
+    skip=st.booleans(),
+    stops=st.booleans(),
+)
+def test_shown_tokens_stand_in_the_text_and_their_bytes_make_it(
+    kind: str, prompt: list[int], tokens: list[int], skip: bool, stops: bool
+) -> None:
+    """The text is the engine's own, from the detokenizer; the entries say where each token stands in it."""
+    tokenizer = tiny_tokenizer(kind)
+    params = SamplingParams(logprobs=0, skip_special_tokens=skip)
+    detokenizer = make_detokenizer(tokenizer, prompt, params)
+    detokenizer.update(tokens, stop_terminated=stops)
+    text = detokenizer.take_new_text(finished=True, delta=False)
+    reason = "stop" if stops else "length"
+    scores = make_rows([[(token_id, -1.0, 1)] for token_id in tokens])
+
+    def writer() -> SequenceLogprobs:
+        return SequenceLogprobs(tokenizer, prompt, params, as_token_ids=False, vocab_size=512)
+
+    lists = as_json(writer().write_completion(tokens, scores, reason, None))
+    entries = as_json(writer().write_chat(tokens, scores, reason))
+    assert [entry["token"] for entry in entries] == lists["tokens"]
+    hidden = tokenizer.token_bytes.special_ids if skip else frozenset()
+    shown = [i for i, token_id in enumerate(tokens) if token_id not in hidden and not (stops and i == len(tokens) - 1)]
+    for i in shown:
+        offset, token = lists["text_offset"][i], lists["tokens"][i]
+        assert text[offset : offset + len(token)] == token
+    if not stops and shown and shown[-1] == len(tokens) - 1:
+        assert "".join(lists["tokens"][i] for i in shown) == text
+    pending = tokenizer.token_bytes.shown(skip).pending_bytes(prompt)
+    assert (pending + b"".join(bytes(entries[i]["bytes"]) for i in shown)).decode("utf-8", "replace") == text
 
 
 # ---------------------------------------------------------------- echo

@@ -109,4 +109,3 @@ def test_a_body_that_grows_too_large_is_413(server: Client) -> None:
 def test_nothing_of_it_was_our_fault(server: Client) -> None:
     assert server.get("/health").status == 200
     assert server.complete().status == 200
-

@@ -181,11 +181,3 @@ def test_after_shutdown_requests_are_refused(tiny_folder: pathlib.Path) -> None:
     assert not engine.has_unfinished_requests()
     with pytest.raises(EngineDeadError, match="shut down"):
         engine.add_request("b", [5], SamplingParams())
-
-
-def test_a_core_in_its_own_process_is_refused_by_name(
-    tiny_folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
-    with pytest.raises(VLLMUnsupportedError, match="VLLM_ENABLE_V1_MULTIPROCESSING"):
-        LLMEngine.from_engine_args(EngineArgs(str(tiny_folder)))

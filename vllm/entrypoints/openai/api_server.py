@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 _WATCH_INTERVAL_S = 0.2
 _DEATH_GRACE_S = 3.0  # how long a server whose engine died still answers 503, so that a balancer sees it
-_SHORTEST_SHUTDOWN_S = 0.3  # for the last events of what is cut off
+_LAST_WORDS_S = 2.0  # after the time for running requests: for telling those that did not end in it
 ENGINE_DIED = 1
 
 
@@ -123,7 +123,7 @@ def bind_listener(host: str, port: int) -> socket.socket:
 async def _serve(engine: AsyncLLM, args: argparse.Namespace, listener: socket.socket | None) -> int:
     state = ServerState()
     app = build_app(engine, args, state)
-    server = Server(_make_config(app, args), state, lambda: show_ready(args, listener))
+    server = Server(_make_config(app, args), engine, state, lambda: show_ready(args, listener))
     watcher = asyncio.create_task(_watch_engine(engine, server, state))
     try:
         await server.serve(sockets=None if listener is None else [listener])
@@ -134,10 +134,11 @@ async def _serve(engine: AsyncLLM, args: argparse.Namespace, listener: socket.so
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which ends with the exit status of its owner instead of the signal that ended it."""
+    """uvicorn's server, which ends what runs by itself, and with the exit status of its owner instead of a signal."""
 
-    def __init__(self, config: uvicorn.Config, state: ServerState, on_ready: Any) -> None:
+    def __init__(self, config: uvicorn.Config, engine: AsyncLLM, state: ServerState, on_ready: Any) -> None:
         super().__init__(config)
+        self._engine = engine
         self._state = state
         self._on_ready = on_ready
 
@@ -157,10 +158,14 @@ class Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def end(self, reason: str) -> None:
-        """Take no new work and end when what runs is done or the time is up; at once when asked twice."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
+        """Take no new work and end when what runs is done or the time is up; at once when asked twice.
+
+        Shutting the engine down answers what still runs with an error, so that nothing is left to cancel.
+        """
         self._state.stop_reason = reason
+        seconds = 0.0 if self.should_exit else (self.config.timeout_graceful_shutdown or 0) - _LAST_WORDS_S
+        asyncio.get_running_loop().call_later(seconds, self._engine.shutdown)
+        self.should_exit = True
 
 
 async def _watch_engine(engine: AsyncLLM, server: Server, state: ServerState) -> None:
@@ -202,7 +207,7 @@ def _make_config(app: FastAPI, args: argparse.Namespace) -> uvicorn.Config:
         log_level=args.uvicorn_log_level,
         access_log=not args.disable_uvicorn_access_log,
         timeout_keep_alive=envs.http_timeout_keep_alive(),
-        timeout_graceful_shutdown=max(args.shutdown_timeout, _SHORTEST_SHUTDOWN_S),  # type: ignore[arg-type]
+        timeout_graceful_shutdown=args.shutdown_timeout + _LAST_WORDS_S,  # type: ignore[arg-type]
         ssl_keyfile=args.ssl_keyfile,
         ssl_certfile=args.ssl_certfile,
         ssl_ca_certs=args.ssl_ca_certs,

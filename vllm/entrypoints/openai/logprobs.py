@@ -18,7 +18,8 @@ from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.logprobs import SequenceTexts
 
 FLOOR = -9999.0  # what −inf and NaN are in JSON, which has neither
-_LARGEST = float(np.finfo(np.float32).max)
+LARGEST = float(np.finfo(np.float32).max)
+_FEW_ENTRIES = 64
 _ENTRIES_AT_ONCE = 16_384  # read from the arrays in one piece
 
 _encode = msgspec.json.Encoder().encode
@@ -40,28 +41,36 @@ def read_rows(
 
     `max_entries` is the most that a row holds: it bounds what is taken from the arrays at once.
     """
+    for i, (token_ids, values, ranks) in enumerate(_read_columns(scores, max_entries)):
+        if not token_ids:
+            yield None
+            continue
+        words: list[str | None] = [None] * len(token_ids)
+        if texts is not None:
+            words[:] = texts.decode_row(first_row + i, token_ids)
+        yield ScoredRow(token_ids, values, ranks, words)
+
+
+def _read_columns(scores: FlatLogprobs, max_entries: int) -> Iterator[tuple[list[int], list[float], list[int]]]:
+    """Yield each position's ids, finite values and ranks."""
+    if len(scores) * max_entries <= _FEW_ENTRIES:  # a stream's event: the arrays would cost more than they save
+        for i in range(len(scores)):
+            token_ids, values, ranks = scores.row_values(i)
+            finite = [min(value, LARGEST) if value > FLOOR else FLOOR for value in values.tolist()]
+            yield token_ids.tolist(), finite, ranks.tolist()
+        return
     num_at_once = max(_ENTRIES_AT_ONCE // max(max_entries, 1), 1)
     for first in range(0, len(scores), num_at_once):
         arrays = scores[first : first + num_at_once].to_arrays()
         starts = arrays.row_starts.tolist()
-        token_ids = arrays.token_ids.tolist()
-        values = make_finite(arrays.values).tolist()
-        ranks = arrays.ranks.tolist()
-        for i in range(len(starts) - 1):
-            span = slice(starts[i], starts[i + 1])
-            ids = token_ids[span]
-            if not ids:
-                yield None
-                continue
-            words: list[str | None] = [None] * len(ids)
-            if texts is not None:
-                words[:] = texts.decode_row(first_row + first + i, ids)
-            yield ScoredRow(ids, values[span], ranks[span], words)
+        columns = arrays.token_ids.tolist(), make_finite(arrays.values).tolist(), arrays.ranks.tolist()
+        for start, end in zip(starts, starts[1:], strict=False):
+            yield columns[0][start:end], columns[1][start:end], columns[2][start:end]
 
 
 def make_finite(values: np.ndarray) -> np.ndarray:
     """Return values that JSON can hold: −inf, NaN and what lies below the floor become the floor."""
-    return np.where(values > FLOOR, np.minimum(values, np.float32(_LARGEST)), np.float32(FLOOR))
+    return np.where(values > FLOOR, np.minimum(values, np.float32(LARGEST)), np.float32(FLOOR))
 
 
 def name_tokens(token_ids: Sequence[int]) -> list[str]:

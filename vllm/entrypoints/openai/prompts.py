@@ -113,8 +113,8 @@ class PromptReader:
         # Clients look for "maximum context length".
         return VLLMValidationError(
             f"This model's maximum context length is {self._max_model_len} tokens. However, your prompt contains "
-            f"{count} input tokens, which exceeds this limit even without any output tokens. Please reduce the length of "
-            "the input prompt.",
+            f"{count} input tokens, which exceeds this limit even without any output tokens. Please reduce the length "
+            "of the input prompt.",
             parameter="input_tokens",
             value=value,
         )

@@ -21,8 +21,14 @@ class UnservedTypeError(ValueError):
     """Numbers of this type can't be had."""
 
 
-def dequantize(tensor: GgufTensor, data: np.ndarray) -> torch.Tensor:  # [nbytes] uint8 → tensor.shape
+def dequantize(
+    tensor: GgufTensor,
+    data: np.ndarray,  # [nbytes] uint8
+    memory: np.ndarray | None = None,  # [at least the tensor's numbers] float32
+) -> torch.Tensor:  # tensor.shape
     """Return the tensor's numbers: float32, or bfloat16 and float16 as they are stored.
+
+    They lie in `memory` where the type allows it and memory is given (fresh pages cost as much as the arithmetic).
 
     Raises:
         UnservedTypeError: a type that holds no weights or that nobody here can read.
@@ -30,7 +36,9 @@ def dequantize(tensor: GgufTensor, data: np.ndarray) -> torch.Tensor:  # [nbytes
     if tensor.type in _PLAIN:
         return torch.from_numpy(data).view(_PLAIN[tensor.type]).view(tensor.shape)
     with np.errstate(all="ignore"):  # a scale that is NaN or infinite is the model's affair
-        return _dequantize_here(tensor, data) if tensor.type in _FILLERS else _dequantize_elsewhere(tensor, data)
+        return (
+            _dequantize_here(tensor, data, memory) if tensor.type in _FILLERS else _dequantize_elsewhere(tensor, data)
+        )
 
 
 def _read_scales(blocks: np.ndarray, count: int) -> np.ndarray:  # [num_blocks, block_bytes] uint8 → [num_blocks, count]
@@ -63,11 +71,12 @@ def _split_halves(halves: np.ndarray, numbers: np.ndarray) -> None:  # [num_bloc
     numbers[:, 16:] = halves >> 4
 
 
-def _dequantize_here(tensor: GgufTensor, data: np.ndarray) -> torch.Tensor:
+def _dequantize_here(tensor: GgufTensor, data: np.ndarray, memory: np.ndarray | None) -> torch.Tensor:
     block, block_bytes = BLOCK_SIZES[tensor.type]
     fill = _FILLERS[tensor.type]
     blocks = data.reshape(-1, block_bytes)
-    numbers = np.empty((len(blocks), block), np.float32)
+    memory = np.empty(len(blocks) * block, np.float32) if memory is None else memory
+    numbers = memory[: len(blocks) * block].reshape(-1, block)
     for first in range(0, len(blocks), _BLOCKS_AT_ONCE):
         piece = slice(first, first + _BLOCKS_AT_ONCE)
         fill(blocks[piece], numbers[piece])

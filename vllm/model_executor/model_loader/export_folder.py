@@ -139,7 +139,7 @@ def write_safetensors(source: GgufSource, path: pathlib.Path) -> None:
 
 def _float32_bytes(source: GgufSource) -> Iterator[memoryview]:
     for _, tensor in source.iterate():
-        yield memoryview(tensor.float().contiguous().view(-1).numpy()).cast("B")
+        yield tensor.float().contiguous().view(-1).numpy().data.cast("B")
 
 
 def _compute_key(gguf_file: pathlib.Path) -> str:

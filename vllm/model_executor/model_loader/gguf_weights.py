@@ -1,8 +1,10 @@
 """Weights of a .gguf file under their Hugging Face names, as floating-point numbers."""
 
+import math
 import re
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 from vllm.checkpoints.gguf_config import FREQUENCY_FACTORS, to_hf_name
@@ -33,9 +35,10 @@ class GgufSource:
         return {hf_name: self.gguf.tensors[name].shape for name, hf_name in self.names.items()}
 
     def iterate(self) -> Iterator[NamedWeight]:
+        memory = np.empty(max((math.prod(shape) for shape in self.read_shapes().values()), default=0), np.float32)
         for name, hf_name in self.names.items():
             try:
-                tensor = dequantize(self.gguf.tensors[name], self.gguf.read_tensor_bytes(name))
+                tensor = dequantize(self.gguf.tensors[name], self.gguf.read_tensor_bytes(name), memory)
             except UnservedTypeError as error:
                 raise ModelLoadError(f"{self.where}: {error}") from error
             turned = _TURNED.fullmatch(name) if self.has_paired_rows else None

@@ -104,7 +104,7 @@ def _read_fully(file: Any, target: np.ndarray) -> int:
     """Fill `target` from an unbuffered file (one read stops at 2 GiB on Linux); return the bytes that came."""
     done = 0
     while done < target.size:
-        count = file.readinto(memoryview(target)[done:])
+        count = file.readinto(target.data[done:])
         if not count:
             break
         done += count

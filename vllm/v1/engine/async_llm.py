@@ -19,12 +19,11 @@ from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import get_tokenizer
-from vllm.tokenizers.loader import load_tokenizer
-from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.core_client_mp import AsyncMPClient, check_method_name
+from vllm.v1.engine.core_control import CoreControl
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedRequest
-from vllm.v1.engine.llm_engine import SLEEP_MODES, refuse_lora
+from vllm.v1.engine.llm_engine import SLEEP_MODES, log_start, make_tokenizer, refuse_lora
 from vllm.v1.engine.output_collector import RequestOutputCollector
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.output_pump import OutputPump
@@ -37,8 +36,6 @@ logger = init_logger(__name__)
 
 # Shorter texts are tokenised in the loop: they take a millisecond, and a thread costs as much.
 _LONG_TEXT = 4_000
-_SLEEP_STATES = {1: "weights_offloaded", 2: "discard_all"}
-_SCHEDULING_TAG = "scheduling"
 
 
 class AsyncLLM:
@@ -62,19 +59,12 @@ class AsyncLLM:
         max_num_queued_tokens: int | None = None,
     ) -> None:
         started = time.monotonic()
-        model_config = vllm_config.model_config
         self._limits = QueueLimits(
             max_num_queued_reqs, max_num_queued_tokens, vllm_config.scheduler_config.max_num_seqs
         )
         self._client = AsyncMPClient(vllm_config)
         try:
-            self.tokenizer: Tokenizer | None = None
-            if not model_config.skip_tokenizer_init:  # while the core loads the model
-                self.tokenizer = load_tokenizer(
-                    model_config.tokenizer,
-                    mode=model_config.tokenizer_mode,
-                    trust_remote_code=model_config.trust_remote_code,
-                )
+            self.tokenizer = make_tokenizer(vllm_config.model_config)  # while the core loads the model
             self._client.wait_until_ready()
         except BaseException:
             self._client.shutdown()
@@ -89,18 +79,9 @@ class AsyncLLM:
         self._dead_error: EngineDeadError | None = None
         self._is_shut_down = False
         self._reopened: asyncio.Event | None = None  # set when a pause ends; None: no pause
-        self._halts: set[str] = set()  # why the core does not step: "sleep" (level 0), "pause"
+        self._control = CoreControl(self._call)
         self._idle_waiters: list[asyncio.Future[None]] = []
-        logger.info(
-            "%s ready: %s on %s, %d KV tokens, %d %s, %.1f s",
-            self._model_name,
-            ready.dtype,
-            ready.device,
-            ready.num_gpu_blocks * vllm_config.cache_config.block_size,
-            ready.num_threads,
-            "thread" if ready.num_threads == 1 else "threads",
-            time.monotonic() - started,
-        )
+        log_start(vllm_config, ready, time.monotonic() - started)
 
     @classmethod
     def from_engine_args(
@@ -398,7 +379,7 @@ class AsyncLLM:
         if self._reopened is None:
             self._reopened = asyncio.Event()
         if mode == "keep":
-            await self._halt_core("pause")
+            await self._control.halt("pause")
         else:
             await self._clear(mode)
         if clear_cache:
@@ -406,23 +387,13 @@ class AsyncLLM:
 
     async def resume_generation(self) -> None:
         """End a pause."""
-        await self._resume_core("pause")
+        await self._control.resume("pause")
         if self._reopened is not None:
             self._reopened.set()
             self._reopened = None
 
     async def is_paused(self) -> bool:
         return self._reopened is not None
-
-    async def _halt_core(self, reason: str) -> None:
-        await self._call("pause")
-        self._halts.add(reason)
-
-    async def _resume_core(self, reason: str) -> None:
-        if reason in self._halts:
-            self._halts.discard(reason)
-            if not self._halts:
-                await self._call("resume")
 
     async def _clear(self, mode: str) -> None:
         """Bring open requests to their end."""
@@ -455,26 +426,19 @@ class AsyncLLM:
         self._attach()
         _check_mode(mode)
         await self._clear(mode)
-        if level == 0:
-            await self._halt_core("sleep")
-            return
-        await self._call("sleep", level)
+        state = await self._control.sleep(level)
         if self.metrics is not None:
-            self.metrics.set_sleep_state(_SLEEP_STATES[level])
+            self.metrics.set_sleep_state(state)
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
         """Take memory again and go on: all of it, or what `tags` name ("weights", "kv_cache", "scheduling")."""
-        if tags is None or _SCHEDULING_TAG in tags:
-            await self._resume_core("sleep")
-        rest = None if tags is None else [tag for tag in tags if tag != _SCHEDULING_TAG]
-        if rest is None or rest:
-            await self._call("wake_up", rest)
+        await self._control.wake_up(tags)
         if self.metrics is not None and not await self._call("is_sleeping"):
             self.metrics.set_sleep_state("awake")
 
     async def is_sleeping(self) -> bool:
         """Say whether memory is given back and not all of it taken again, or the core halted by level 0."""
-        return "sleep" in self._halts or bool(await self._call("is_sleeping"))
+        return await self._control.is_sleeping()
 
     async def collective_rpc(
         self,

@@ -6,6 +6,7 @@ only this user may enter, and are unlinked as soon as both sides are connected, 
 """
 
 import contextlib
+import dataclasses
 import os
 import select
 import shutil
@@ -53,7 +54,7 @@ class CoreProcess:
         self._encoder = Encoder()
         self._decoder = make_decoder_of_letters_from_core()
         start_up = StartUp(
-            vllm_config=vllm_config,
+            vllm_config=_leave_out_hf_config(vllm_config),
             folder=self._folder,
             parent_pid=os.getpid(),
             steps_on_demand=steps_on_demand,
@@ -149,7 +150,7 @@ class CoreProcess:
         poller = zmq.Poller()
         poller.register(self.outputs, zmq.POLLIN)
         poller.register(self.life_fd, zmq.POLLIN)
-        poller.poll(None if seconds is None else max(0, seconds * 1000))
+        poller.poll(None if seconds is None else max(0, int(seconds * 1000)))
         letter = self.receive_nowait()
         if letter is None and self.has_died():
             letter = self.receive_nowait()  # its last words may have come in between
@@ -206,6 +207,11 @@ def _end_process(process: subprocess.Popen[bytes], life_fd: int, folder: str, ow
         process.wait()
     os.close(life_fd)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _leave_out_hf_config(vllm_config: VllmConfig) -> VllmConfig:
+    """Return the configuration without config.json as it is: the core does not read it, and not all of it may travel."""
+    return dataclasses.replace(vllm_config, model_config=dataclasses.replace(vllm_config.model_config, hf_config={}))
 
 
 def _make_environment() -> dict[str, str]:

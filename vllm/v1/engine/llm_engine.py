@@ -17,7 +17,7 @@ from vllm.v1.engine.core_client import EngineCoreClient, make_core_client
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
-from vllm.v1.messages import SchedulerStats
+from vllm.v1.messages import EngineCoreReady, SchedulerStats
 
 logger = init_logger(__name__)
 
@@ -35,30 +35,14 @@ class LLMEngine:
 
     def __init__(self, vllm_config: VllmConfig, *, log_stats: bool = False, stream_interval: int = 1) -> None:
         started = time.monotonic()
-        model_config = vllm_config.model_config
-        self.tokenizer: Tokenizer | None = None
-        if not model_config.skip_tokenizer_init:
-            self.tokenizer = load_tokenizer(
-                model_config.tokenizer,
-                mode=model_config.tokenizer_mode,
-                trust_remote_code=model_config.trust_remote_code,
-            )
+        self.tokenizer = make_tokenizer(vllm_config.model_config)
         self._is_shut_down = False
         self.engine_core: EngineCoreClient = make_core_client(vllm_config)
         ready = self.engine_core.ready
         self.vllm_config = vllm_config.with_max_model_len(ready.max_model_len)
         self.input_processor = InputProcessor(self.vllm_config, self.tokenizer)
         self.output_processor = OutputProcessor(self.tokenizer, stream_interval=stream_interval, log_stats=log_stats)
-        logger.info(
-            "%s ready: %s on %s, %d KV tokens, %d %s, %.1f s",
-            model_config.served_model_name or model_config.model,
-            ready.dtype,
-            ready.device,
-            ready.num_gpu_blocks * vllm_config.cache_config.block_size,
-            ready.num_threads,
-            "thread" if ready.num_threads == 1 else "threads",
-            time.monotonic() - started,
-        )
+        log_start(vllm_config, ready, time.monotonic() - started)
 
     @classmethod
     def from_engine_args(
@@ -220,3 +204,29 @@ def refuse_lora(lora_request: Any) -> None:
     asked = lora_request if isinstance(lora_request, list | tuple) else [lora_request]
     if any(item is not None for item in asked):
         raise VLLMUnsupportedError("lora_request is not supported: there is no LoRA here", parameter="lora_request")
+
+
+def make_tokenizer(model_config: ModelConfig) -> Tokenizer | None:
+    """Return the tokenizer that the configuration names; None where it wants none."""
+    if model_config.skip_tokenizer_init:
+        return None
+    return load_tokenizer(
+        model_config.tokenizer,
+        mode=model_config.tokenizer_mode,
+        trust_remote_code=model_config.trust_remote_code,
+    )
+
+
+def log_start(vllm_config: VllmConfig, ready: EngineCoreReady, seconds: float) -> None:
+    """Say in the log what has started."""
+    model_config = vllm_config.model_config
+    logger.info(
+        "%s ready: %s on %s, %d KV tokens, %d %s, %.1f s",
+        model_config.served_model_name or model_config.model,
+        ready.dtype,
+        ready.device,
+        ready.num_gpu_blocks * vllm_config.cache_config.block_size,
+        ready.num_threads,
+        "thread" if ready.num_threads == 1 else "threads",
+        seconds,
+    )

@@ -172,7 +172,7 @@ class Encoder:
         if array.dtype.kind not in "biufc":
             raise TypeError(f"an array of {array.dtype} can't travel between processes; only numbers can")
         array = np.ascontiguousarray(array)
-        self._arrays.append(memoryview(array.reshape(-1).view(np.uint8)))
+        self._arrays.append(array.reshape(-1).view(np.uint8).data)
         place = (len(self._arrays), array.dtype.str, array.shape)
         return msgspec.msgpack.Ext(_ARRAY_CODE, msgspec.msgpack.encode(place))
 
