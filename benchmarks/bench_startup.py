@@ -13,7 +13,7 @@ from benchmarks.report import add_output_argument, quartiles, show
 PROGRAMS = {
     "import torch": "import torch",
     "import vllm": "import vllm",
-    "vllm --help": "import runpy, sys; sys.argv = ['vllm', '--help']; runpy.run_module('vllm.entrypoints.cli.main', run_name='__main__')",
+    "vllm --help": "from vllm.entrypoints.cli.main import main; main(['--help'])",
 }
 READY = "from vllm import LLM; LLM({model!r}, max_model_len=1024, max_num_seqs=16)"
 FIRST_TOKEN = (

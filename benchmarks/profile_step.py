@@ -49,8 +49,8 @@ def main() -> None:
         ["all", 1e3 * total / num_steps, 100.0]
     ]
     title = (
-        f"{args.num_prompts} × ({args.input_len} in / {args.output_len} out), logprobs={args.logprobs}: {num_steps} steps, "
-        f"{args.num_prompts * args.output_len / total:.1f} output tok/s"
+        f"{args.num_prompts} × ({args.input_len} in / {args.output_len} out), logprobs={args.logprobs}: "
+        f"{num_steps} steps, {args.num_prompts * args.output_len / total:.1f} output tok/s"
     )
     show(title, ["part of a step", "ms a step", "% of the time"], rows, args.json)
     llm.shutdown()

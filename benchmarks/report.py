@@ -20,9 +20,8 @@ def add_output_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def describe_machine() -> dict[str, object]:
-    model = next(
-        (line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "unknown"
-    )
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
     flags = platforms.get_cpu_flags()
     return {
         "cpu": model,

@@ -19,7 +19,7 @@ def load_reference(folder: pathlib.Path) -> torch.nn.Module:
 
 @torch.inference_mode()
 def compute_reference_logprobs(folder: pathlib.Path, token_ids: list[int]) -> np.ndarray:
-    """Return log-softmax rows [len(token_ids), vocab] float32: row i is the distribution of the token after position i."""
+    """Return log-softmax rows [len(token_ids), vocab] float32; row i is the distribution after position i."""
     logits = load_reference(folder)(torch.tensor([token_ids])).logits[0].float()
     return torch.log_softmax(logits, dim=-1).numpy()
 

@@ -9,6 +9,7 @@ import pytest
 
 from vllm.engine.cli_args import with_dashes
 from vllm.entrypoints.cli import main as cli
+from vllm.entrypoints.openai.api_server import bind_unix_listener
 from vllm.entrypoints.openai.cli_args import add_serve_args, read_chat_template, with_defaults
 from vllm.exceptions import VLLMValidationError
 
@@ -102,6 +103,19 @@ def test_a_busy_port_stops_before_the_model_loads(run: object) -> None:
         other.listen()
         status, said = run("/there/is/no/model", "--port", str(other.getsockname()[1]))  # type: ignore[operator]
     assert status == 2 and "can't listen" in said and "choose another --port" in said and said.count("\n") == 1
+
+
+def test_a_unix_socket_is_taken_over_from_the_dead_only(tmp_path: pathlib.Path) -> None:
+    path = str(tmp_path / "s")
+    bind_unix_listener(path).close()
+    with bind_unix_listener(path) as live:
+        live.listen()
+        with pytest.raises(VLLMValidationError, match="another server"):
+            bind_unix_listener(path)
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(VLLMValidationError):
+        bind_unix_listener(str(tmp_path / "file"))
+    assert (tmp_path / "file").read_text() == "kept"
 
 
 def test_a_chat_template_is_a_file_or_the_text_itself(tmp_path: pathlib.Path) -> None:

@@ -74,8 +74,9 @@ def check_headers(client: Client) -> None:
     assert large.status == 413 and large.error["code"] == 413
 
 
-def test_what_runs_may_end_within_its_time(tiny_model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """SIGTERM with --shutdown-timeout: an answer that is being made still comes; a unix socket serves like a port."""
+@pytest.mark.slow
+def test_what_runs_may_end_within_its_time(tiny_model: pathlib.Path) -> None:
+    """SIGTERM with --shutdown-timeout: an answer that is being made still comes."""
     process = start_process(
         tiny_model, "--port", "0", "--max-model-len", "256", "--shutdown-timeout", "20", "--disable-fastapi-docs"
     )
@@ -99,6 +100,7 @@ def find_children(pid: int) -> list[int]:
     return [int(word) for word in found.stdout.split()]
 
 
+@pytest.mark.slow
 def test_the_death_of_the_engine_ends_open_requests_and_the_server(tiny_model: pathlib.Path) -> None:
     process = start_process(tiny_model, "--port", "0", "--max-model-len", "256")
     try:

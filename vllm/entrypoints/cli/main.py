@@ -22,6 +22,7 @@ SUBCOMMANDS = {
     "generate": Subcommand(
         "vllm.entrypoints.cli.generate", "continue prompts and show each token's log-probability, as a table or JSON"
     ),
+    "serve": Subcommand("vllm.entrypoints.cli.serve", "serve a model over HTTP, with the routes of the OpenAI API"),
 }
 
 

@@ -6,8 +6,10 @@
 import argparse
 import asyncio
 import contextlib
+import errno
 import json
 import logging
+import pathlib
 import shlex
 import signal
 import socket
@@ -84,7 +86,7 @@ def run_server(args: argparse.Namespace) -> int:
     """
     args = with_defaults(args)
     read_chat_template(args.chat_template)
-    listener = None if args.uds else bind_listener(args.host, args.port)
+    listener = bind_unix_listener(args.uds) if args.uds else bind_listener(args.host, args.port)
     try:
         engine = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(args))  # outside of a loop: Ctrl-C works
         try:
@@ -92,8 +94,9 @@ def run_server(args: argparse.Namespace) -> int:
         finally:
             engine.shutdown()
     finally:
-        if listener is not None:
-            listener.close()
+        listener.close()
+        if args.uds:
+            pathlib.Path(args.uds).unlink(missing_ok=True)
 
 
 def bind_listener(host: str, port: int) -> socket.socket:
@@ -120,13 +123,33 @@ def bind_listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _serve(engine: AsyncLLM, args: argparse.Namespace, listener: socket.socket | None) -> int:
+def bind_unix_listener(path: str) -> socket.socket:
+    """Return a socket at `path`; one that a server before left behind is taken over.
+
+    Raises:
+        VLLMValidationError: the path can't be taken, or somebody listens there.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if pathlib.Path(path).is_socket():
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+                if other.connect_ex(path) == 0:
+                    raise OSError(errno.EADDRINUSE, "another server listens there")
+            pathlib.Path(path).unlink()
+        listener.bind(path)
+    except OSError as error:
+        listener.close()
+        raise VLLMValidationError(f"can't listen on --uds {path}: {error.strerror or error}") from None
+    return listener
+
+
+async def _serve(engine: AsyncLLM, args: argparse.Namespace, listener: socket.socket) -> int:
     state = ServerState()
     app = build_app(engine, args, state)
     server = Server(_make_config(app, args), engine, state, lambda: show_ready(args, listener))
     watcher = asyncio.create_task(_watch_engine(engine, server, state))
     try:
-        await server.serve(sockets=None if listener is None else [listener])
+        await server.serve(sockets=[listener])
     finally:
         watcher.cancel()
         await asyncio.gather(watcher, return_exceptions=True)
@@ -203,7 +226,6 @@ async def _log_statistics(engine: AsyncLLM) -> None:
 def _make_config(app: FastAPI, args: argparse.Namespace) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        uds=args.uds,
         log_level=args.uvicorn_log_level,
         access_log=not args.disable_uvicorn_access_log,
         timeout_keep_alive=envs.http_timeout_keep_alive(),
@@ -218,11 +240,11 @@ def _make_config(app: FastAPI, args: argparse.Namespace) -> uvicorn.Config:
     )
 
 
-def show_ready(args: argparse.Namespace, listener: socket.socket | None) -> None:
+def show_ready(args: argparse.Namespace, listener: socket.socket) -> None:
     """Print where the server is, and a command that asks it something."""
     scheme = "https" if args.ssl_certfile else "http"
     options: list[str] = []
-    if listener is None:
+    if args.uds:
         url = f"{scheme}://localhost"
         options += ["--unix-socket", args.uds]
     else:
@@ -232,7 +254,8 @@ def show_ready(args: argparse.Namespace, listener: socket.socket | None) -> None
     if scheme == "https":
         options.append("-k")
     name = get_served_names(args)[0]
-    body = json.dumps({"model": name, "prompt": "The capital of France is", "max_tokens": 5, "logprobs": 2})
+    prompt = [1, 2, 3] if getattr(args, "skip_tokenizer_init", False) else "The capital of France is"
+    body = json.dumps({"model": name, "prompt": prompt, "max_tokens": 5, "logprobs": 2})
     command = ["curl", "-s", *options, f"{url}/v1/completions", "-H", "Content-Type: application/json"]
     shown = shlex.join(command)
     if args.api_key or envs.api_key():

@@ -50,8 +50,7 @@ class KVCacheManager:
         # One with prompt logprobs skips the cache for the scores it owes; num_readable_tokens knows which those are.
         skips = params.skip_reading_prefix_cache is True and params.prompt_logprobs is None
         held = self._get_held(request)
-        is_stale = bool(held) and request.cache_generation != self._generation
-        if not self.enable_caching or skips or is_stale or len(held) * self.block_size != request.num_computed_tokens:
+        if not self.enable_caching or skips or len(held) * self.block_size != request.num_computed_tokens:
             return []
         num_blocks = request.num_readable_tokens // self.block_size
         self._hash_blocks(request, num_blocks)

@@ -164,10 +164,9 @@ class Scheduler:
         while (new_block_ids := self.kv.allocate_slots(request, num_tokens)) is None:
             if self.kv.reclaim_idle(self.kv.num_free_blocks + 1):
                 continue
-            victim = self.running[-1]
-            if victim is request or victim.num_scheduled_tokens > 0:
+            if self.running[-1] is request:
                 return None
-            self._preempt(victim)
+            self._preempt(self.running[-1])
         return new_block_ids
 
     def _preempt(self, request: Request) -> None:
