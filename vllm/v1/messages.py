@@ -182,6 +182,7 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None  # with FinishReason.ERROR
     num_cached_tokens: int = 0  # prompt tokens that the prefix cache served
     num_preemptions: int = 0
+    scheduled_ts: float = 0.0  # time.monotonic() when its request first ran; 0.0: not told
 
 
 class PromptScores(msgspec.Struct, frozen=True, kw_only=True):

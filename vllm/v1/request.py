@@ -50,6 +50,7 @@ class Request:
     num_scheduled_tokens: int = 0  # in the step that runs now
     num_cached_tokens: int | None = None  # None until it first enters
     num_preemptions: int = 0
+    scheduled_ts: float = 0.0  # time.monotonic() when it first entered
     # kept by the KV cache manager
     block_ids: list[int] = field(default_factory=list)
     block_hashes: tuple[bytes, ...] = ()  # of its leading full blocks, as far as anyone asked
@@ -109,6 +110,7 @@ class Request:
             num_computed_tokens=self.num_computed_tokens,
             num_cached_tokens=self.num_cached_tokens,
             num_preemptions=self.num_preemptions,
+            scheduled_ts=self.scheduled_ts,
             block_hashes=self.block_hashes,
             cache_generation=self.cache_generation,
             shared_blocks=shared_blocks,

@@ -8,13 +8,16 @@
 #define VLLM_VARIANT avx512
 #define VLLM_TABLE kAvx512Kernels
 #include "../simd/avx512.h"
+#include "../simd/dot_avx512.h"
 #elif defined(VLLM_VARIANT_AVX2)
 #define VLLM_VARIANT avx2
 #define VLLM_TABLE kAvx2Kernels
 #include "../simd/avx2.h"
+#include "../simd/dot_avx2.h"
 #else
 #define VLLM_VARIANT portable
 #define VLLM_TABLE kPortableKernels
+#include "../simd/dot_portable.h"
 #include "../simd/portable.h"
 #endif
 
@@ -23,6 +26,7 @@
 #include "attention.h"
 #include "gumbel.h"
 #include "layers.h"
+#include "linear.h"
 
 #define VLLM_TEXT_OF(x) #x
 #define VLLM_TEXT(x) VLLM_TEXT_OF(x)
@@ -31,13 +35,26 @@ namespace vllm::cpu {
 
 extern const Kernels VLLM_TABLE;
 const Kernels VLLM_TABLE = {
-    VLLM_TEXT(VLLM_VARIANT),      VLLM_VARIANT::scan,
-    VLLM_VARIANT::sum_exp,        VLLM_VARIANT::count_greater,
-    VLLM_VARIANT::count_at_least, VLLM_VARIANT::find_equal,
-    VLLM_VARIANT::select_greater, VLLM_VARIANT::subtract,
-    VLLM_VARIANT::draw,           VLLM_VARIANT::philox,
-    VLLM_VARIANT::attend_tile,    VLLM_VARIANT::rms_norm,
-    VLLM_VARIANT::rotate,         VLLM_VARIANT::silu_and_multiply,
+    VLLM_TEXT(VLLM_VARIANT),
+    VLLM_VARIANT::scan,
+    VLLM_VARIANT::sum_exp,
+    VLLM_VARIANT::count_greater,
+    VLLM_VARIANT::count_at_least,
+    VLLM_VARIANT::find_equal,
+    VLLM_VARIANT::select_greater,
+    VLLM_VARIANT::subtract,
+    VLLM_VARIANT::draw,
+    VLLM_VARIANT::philox,
+    VLLM_VARIANT::attend_tile,
+    VLLM_VARIANT::rms_norm,
+    VLLM_VARIANT::rotate,
+    VLLM_VARIANT::silu_and_multiply,
+    VLLM_VARIANT::kProductRows,
+    VLLM_VARIANT::multiply_float32,
+    VLLM_VARIANT::multiply_bfloat16,
+    VLLM_VARIANT::multiply_int8,
+    VLLM_VARIANT::widen_bfloat16,
+    VLLM_VARIANT::widen_int8,
 };
 
 }  // namespace vllm::cpu

@@ -17,6 +17,22 @@ from typing import Any
 STARTUP_S = 120.0
 
 
+def assert_same(one: Any, other: Any, where: str = "") -> None:
+    """Compare JSON values; numbers may differ by rounding, since two runs share their steps with other requests."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        assert list(one) == list(other), where
+        for name, value in one.items():
+            assert_same(value, other[name], f"{where}.{name}")
+    elif isinstance(one, list) and isinstance(other, list):
+        assert len(one) == len(other), where
+        for i, (left, right) in enumerate(zip(one, other, strict=True)):
+            assert_same(left, right, f"{where}[{i}]")
+    elif isinstance(one, float) and isinstance(other, float):
+        assert abs(one - other) < 1e-4, where
+    else:
+        assert one == other, where
+
+
 @dataclass
 class Answer:
     status: int

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.entrypoints.openai.client import Client, serve, start_process, stop, wait_until_ready
+from tests.entrypoints.openai.client import Client, assert_same, serve, start_process, stop, wait_until_ready
 
 
 def test_keys_headers_and_a_quiet_end_by_control_c(tiny_model: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -146,7 +146,7 @@ def test_the_engine_sleeps_and_wakes(server: Client) -> None:
     assert server.send("POST", "/wake_up").status == 200
     assert server.get("/is_sleeping").json == {"is_sleeping": False}
     assert server.send("POST", "/reset_prefix_cache").status == 200
-    assert server.complete(logprobs=1).json["choices"] == before
+    assert_same(server.complete(logprobs=1).json["choices"], before)
 
 
 def test_the_document_describes_the_requests(server: Client) -> None:

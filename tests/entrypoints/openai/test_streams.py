@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.entrypoints.openai.client import Answer, Client
+from tests.entrypoints.openai.client import Answer, Client, assert_same
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -69,9 +69,9 @@ def test_pieces_of_a_completion_joined_are_the_whole(server: Client, name: str) 
     for choice in whole["choices"]:
         piece = joined[choice["index"]]
         for key in ("text", "logprobs", "token_ids", "finish_reason", "stop_reason"):
-            assert piece[key] == choice[key], key
+            assert_same(piece[key], choice[key], key)
         if "prompt_logprobs" in fields:
-            assert piece["prompt_logprobs"] == choice["prompt_logprobs"]
+            assert_same(piece["prompt_logprobs"], choice["prompt_logprobs"])
         else:
             assert "prompt_logprobs" not in piece
 
@@ -103,12 +103,12 @@ def test_pieces_of_a_chat_joined_are_the_whole(server: Client, name: str) -> Non
     head = events[0]
     for key in ("prompt_token_ids", "prompt_text"):
         assert head[key] == whole[key], key
-    assert head.get("prompt_logprobs") == whole["prompt_logprobs"]
+    assert_same(head.get("prompt_logprobs"), whole["prompt_logprobs"])
     for choice in whole["choices"]:
         pieces = [piece for event in events for piece in event["choices"] if piece["index"] == choice["index"]]
         assert "".join(piece["delta"]["content"] for piece in pieces) == choice["message"]["content"]
         content = [entry for piece in pieces if piece["logprobs"] for entry in piece["logprobs"]["content"]]
-        assert content == ((choice["logprobs"] or {}).get("content") or [])
+        assert_same(content, (choice["logprobs"] or {}).get("content") or [])
         assert pieces[-1]["finish_reason"] == choice["finish_reason"]
         assert pieces[-1]["stop_reason"] == choice["stop_reason"]
 
@@ -152,7 +152,7 @@ def test_a_slow_reader_loses_nothing(server: Client) -> None:
     assert done == "[DONE]"
     joined = join_completion(events)
     for choice in whole["choices"]:
-        assert joined[choice["index"]]["logprobs"] == choice["logprobs"]
+        assert_same(joined[choice["index"]]["logprobs"], choice["logprobs"])
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])

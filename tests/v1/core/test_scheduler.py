@@ -126,6 +126,18 @@ def test_rows_of_one_step_keep_to_what_each_request_asked() -> None:
     engine.run()
 
 
+def test_outputs_tell_when_their_request_first_ran() -> None:
+    engine = make_engine(max_num_seqs=1)
+    engine.add(make_request("fam", [1, 2, 3], n=2, ignore_eos=True))
+    engine.add(make_request("later", [1, 2, 3], ignore_eos=True))
+    told: dict[str, set[float]] = {}
+    while engine.scheduler.has_unfinished_requests():
+        for output in engine.step().outputs:
+            told.setdefault(output.request_id, set()).add(output.scheduled_ts)
+    assert told["0_fam"] == told["1_fam"] and len(told["0_fam"]) == len(told["later"]) == 1
+    assert 0 < min(told["0_fam"]) < min(told["later"])
+
+
 # ---------------------------------------------------------------- score only
 
 

@@ -35,12 +35,24 @@ class Engine:
         )
         self.metrics.add_request(request, num_copies)
 
-    def step(self, outputs: dict[str, Any], stopped: tuple[str, ...] = (), seconds: float = 1.0, **stats: int) -> None:
+    def step(
+        self,
+        outputs: dict[str, Any],
+        stopped: tuple[str, ...] = (),
+        seconds: float = 1.0,
+        scheduled_ts: float = 0.0,
+        **stats: int,
+    ) -> None:
         """`outputs`: sequence → (number of new tokens, finish reason)."""
         self.now += seconds
         made = [
             EngineCoreOutput(
-                request_id=name, new_token_ids=[7] * count, finish_reason=reason, num_cached_tokens=1, num_preemptions=2
+                request_id=name,
+                new_token_ids=[7] * count,
+                finish_reason=reason,
+                num_cached_tokens=1,
+                num_preemptions=2,
+                scheduled_ts=scheduled_ts,
             )
             for name, (count, reason) in outputs.items()
         ]
@@ -121,6 +133,15 @@ def test_an_error_of_one_child_is_the_parents(engine: Engine, name: str) -> None
     assert engine.read("request_success_total", finished_reason="error") == 1
     engine.step({"0_f": (1, FinishReason.STOP)})
     assert engine.read("request_success_total", finished_reason="stop") == 0
+
+
+def test_a_request_waits_then_reads_its_prompt_then_generates(engine: Engine) -> None:
+    engine.add("a")
+    started = engine.now
+    engine.step({"a": (1, None)}, seconds=3.0, scheduled_ts=started + 2.0)
+    engine.step({"a": (1, FinishReason.LENGTH)}, seconds=4.0)
+    for name, seconds in (("queue", 2.0), ("prefill", 1.0), ("decode", 4.0), ("inference", 5.0)):
+        assert engine.read(f"request_{name}_time_seconds_sum") == pytest.approx(seconds, abs=0.1), name
 
 
 def test_scoring_only_succeeds_without_a_first_token(engine: Engine) -> None:

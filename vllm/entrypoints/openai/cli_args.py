@@ -48,7 +48,6 @@ DEFAULTS: dict[str, Any] = {
     "sse_keep_alive_interval": 0.0,
     "max_request_body_bytes": DEFAULT_MAX_BODY_BYTES,
     "shutdown_timeout": 0.0,
-    "playground": True,
     "api_server_count": 1,
 }
 
@@ -81,6 +80,7 @@ _ENGINE_SHORT_FLAGS: dict[str, tuple[str, type]] = {
 
 def add_serve_args(parser: argparse.ArgumentParser) -> None:
     """Give `parser` all flags of `vllm serve`."""
+    parser.usage = "%(prog)s MODEL [flags]; --help lists them"
     parser.add_argument(
         "model_tag", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help="a folder, a .gguf file or a hub id"
     )
@@ -199,7 +199,6 @@ def _add_network_flags(parser: argparse.ArgumentParser) -> None:
     _add_switch(group, "--disable-fastapi-docs", "no /docs and no /openapi.json")
     _add_switch(group, "--enable-request-id-headers", "send X-Request-Id back")
     _add_switch(group, "--enable-server-load-tracking", "accepted for vLLM's sake: /load always counts")
-    _add_switch(group, "--playground", "the page at /")
     _add(group, "--max-request-body-bytes", "largest body of a request", kind=int)
     _add(
         group, "--shutdown-timeout", "seconds that running requests may still take at SIGTERM; 0 ends them", kind=float

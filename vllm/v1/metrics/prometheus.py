@@ -155,6 +155,7 @@ class EngineMetrics:
         if not family.has_answered:
             family.has_answered = True
             family.num_cached_tokens = output.num_cached_tokens
+            family.scheduled_at = output.scheduled_ts or None
             self._record_prompt(family)
         family.num_preemptions = max(family.num_preemptions, output.num_preemptions)
         if num_new := len(output.new_token_ids):

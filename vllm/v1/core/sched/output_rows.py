@@ -44,4 +44,5 @@ def make_output(
         stop_reason=request.stop_reason,
         num_cached_tokens=request.num_cached_tokens or 0,
         num_preemptions=request.num_preemptions,
+        scheduled_ts=request.scheduled_ts,
     )

@@ -216,7 +216,7 @@ class Scheduler:
                 assert self.running, f"{request.request_id} was let in but does not fit into the KV cache"
                 return None
         if request.num_cached_tokens is None:
-            request.num_cached_tokens = num_hit_tokens
+            request.num_cached_tokens, request.scheduled_ts = num_hit_tokens, time.monotonic()
             self.counters.num_prefix_hits += num_hit_tokens
             self.counters.num_prefix_queries += request.num_prompt_tokens if self.kv.enable_caching else 0
         return num_tokens, copies
@@ -319,6 +319,7 @@ class Scheduler:
                     error=error,
                     num_cached_tokens=request.num_cached_tokens or 0,
                     num_preemptions=request.num_preemptions,
+                    scheduled_ts=request.scheduled_ts,
                 )
             )
         return outputs
