@@ -11,6 +11,7 @@ import ctypes
 import torch
 
 from vllm._ops_library import check_status, get_simd_variant, is_compiled, load_library, set_simd_variant
+from vllm._ops_linear import linear, linear_reference
 from vllm._ops_model_reference import (
     paged_attention_reference,
     rms_norm_reference,
@@ -37,6 +38,8 @@ __all__ = [
     "draw_rows_reference",
     "get_simd_variant",
     "is_compiled",
+    "linear",
+    "linear_reference",
     "paged_attention",
     "paged_attention_reference",
     "philox_bits",

@@ -54,6 +54,7 @@ class ModelConfig:
     trust_remote_code: bool = False
     transformer: TransformerConfig
     dtype: str = "auto"  # "auto", "float32", "bfloat16", "float16"; the worker resolves auto
+    quantization: str | None = None  # "int8": 8-bit weights, made as they are loaded
     seed: int = 0
     max_model_len: int
     max_model_len_is_given: bool = False  # by the user: then it is not lowered to what the KV pool holds

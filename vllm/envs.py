@@ -18,6 +18,7 @@ VLLM_SERVER_DEV_MODE            0       1: the server has a developer's switches
 VLLM_HTTP_TIMEOUT_KEEP_ALIVE    5       seconds that an idle connection stays open
 VLLM_KEEP_ALIVE_ON_ENGINE_DEATH 0       1: the server answers 503 after the engine died, instead of ending
 VLLM_LOG_STATS_INTERVAL         10      seconds between two lines of the server's statistics
+OPENAI_API_KEY                  unset   the key that our own clients send: bench serve, chat, complete
 """
 
 import os
@@ -67,6 +68,7 @@ cpu_kvcache_space = _float_or_none("VLLM_CPU_KVCACHE_SPACE")
 cpu_omp_threads_bind = _str("VLLM_CPU_OMP_THREADS_BIND", "auto")
 logging_level = _str("VLLM_LOGGING_LEVEL", "INFO")
 api_key = _str("VLLM_API_KEY", "")
+openai_api_key = _str("OPENAI_API_KEY", "")
 server_dev_mode = _int("VLLM_SERVER_DEV_MODE", 0)
 http_timeout_keep_alive = _int("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", 5)
 keep_alive_on_engine_death = _int("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH", 0)

@@ -54,16 +54,19 @@ struct AttentionTile {
 struct ProductTile {
   const float* x;
   int64_t x_stride, num_rows;
-  const void* weight;  // float, bfloat16 or int8, as the kernel's name says
+  const void* weight;  // for dots: float, bfloat16 or int8 as the kernel's name says; for panels see pack_*
   int64_t weight_stride, num_columns;
-  int64_t size, block_size;  // sums run over a block, then over blocks
-  const char* fetched;       // read into the cache meanwhile, as many bytes as the weights have; null: nothing
-  bool adds;                 // to what the output holds
+  int64_t size, block_size;  // dots: sums run over a block, then over blocks
+  const char* fetched;       // dots: read into the cache meanwhile, as many bytes as the weights have
+  bool adds;                 // panels: to what the output holds
   const float* scale;        // [num_columns]; null: 1
   const float* bias;         // [num_columns]; null: 0
   float* output;
   int64_t output_stride;
 };
+
+// Columns of a panel of weights.
+inline constexpr int64_t kPanelColumns = 16;
 
 struct Kernels {
   const char* name;
@@ -84,13 +87,16 @@ struct Kernels {
   void (*rms_norm)(const float* x, float* residual, const float* weight, int64_t size, float eps, float* output);
   void (*rotate)(const float* x, const float* cos, const float* sin, int64_t dim, float* output);  // not in place
   void (*silu_and_multiply)(const float* gate, const float* up, int64_t size, float* output);
-  int64_t product_rows;  // rows of x that the products below take at once
-  void (*multiply_float32)(const ProductTile& tile);
-  void (*multiply_bfloat16)(const ProductTile& tile);
-  void (*multiply_int8)(const ProductTile& tile);
-  // Reads some kilobytes ahead into the cache.
-  void (*widen_bfloat16)(const void* narrow, int64_t count, float* wide);
-  void (*widen_int8)(const void* narrow, int64_t count, float* wide);
+  // Products as dot products with weights as they lie, best for few rows; num_columns is free.
+  void (*dot_float32)(const ProductTile& tile);
+  void (*dot_bfloat16)(const ProductTile& tile);
+  void (*dot_int8)(const ProductTile& tile);
+  // Products with a panel of weights, best for many rows; num_columns is kPanelColumns or less.
+  void (*multiply_panel)(const ProductTile& tile);
+  // Writes a panel [size, kPanelColumns] of columns that start at `weight`; `scratch` holds as many numbers.
+  void (*pack_float32)(const ProductTile& tile, float* scratch, float* panel);
+  void (*pack_bfloat16)(const ProductTile& tile, float* scratch, float* panel);
+  void (*pack_int8)(const ProductTile& tile, float* scratch, float* panel);
 };
 
 // The table in use.

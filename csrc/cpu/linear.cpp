@@ -2,7 +2,7 @@
 // variant/linear.h's.
 #include <algorithm>
 #include <cstring>
-#include <vector>
+#include <new>
 
 #include "api.h"
 #include "kernels.h"
@@ -11,14 +11,20 @@
 namespace vllm::cpu {
 namespace {
 
-// Numbers that one sum runs over before its lanes are added: 8 rows of weights and 3 of x stay in a 32 KiB cache.
-constexpr int64_t kMaxBlock = 640;
-constexpr int64_t kTileColumns = 8;
+// Up to here a dot product a weight row is faster, from there on panels are, which cost a transposition.
+constexpr int64_t kFewRows = 24;
+constexpr int64_t kDotColumns = 8;
+// Numbers that one sum of a dot product runs over before its lanes are added.
+constexpr int64_t kDotBlock = 1024;
 // Bytes that weights are fetched ahead at least.
 constexpr int64_t kMinAhead = 4096;
-// Rows of x that stay in the second-level cache (as one block of numbers), and how many numbers may.
-constexpr int64_t kMaxRows = 144;
+// Numbers of a panel's columns: 20 KiB of a first-level cache of 32.
+constexpr int64_t kPanelBlock = 320;
+// Numbers of x that stay in a second-level cache of 512 KiB.
 constexpr int64_t kCachedNumbers = 65536;
+// The first-level caches of Zen can't read the same bank of two lines at once, so rows that are read side by side are
+// set off against each other. Dots: x by half a line against the weights. Panels: the rows of x by 8 bytes each.
+constexpr int64_t kLineNumbers = 16, kHalfLine = 8, kBankNumbers = 2;
 
 struct Product {
   const float* x;
@@ -29,130 +35,99 @@ struct Product {
   const float* bias;
   float* output;
   int64_t output_stride;
-  int64_t block_size, num_blocks;
-  void (*multiply)(const ProductTile&);
-  void (*widen)(const void*, int64_t, float*);  // null for float32
-  void (*multiply_wide)(const ProductTile&);
+  void (*dot)(const ProductTile&);
+  void (*multiply_panel)(const ProductTile&);
+  void (*pack)(const ProductTile&, float*, float*);
 };
 
+int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
+
 // Blocks of one size but the last, a function of the length alone: sums are the same for any number of rows.
-int64_t choose_block(int64_t size) {
-  const int64_t num_blocks = std::max<int64_t>(1, (size + kMaxBlock - 1) / kMaxBlock);
-  return std::max<int64_t>(16, ((size + num_blocks - 1) / num_blocks + 15) / 16 * 16);
+int64_t choose_block(int64_t size, int64_t max_block) {
+  const int64_t num_blocks = std::max<int64_t>(1, (size + max_block - 1) / max_block);
+  return std::max(kLineNumbers, round_up((size + num_blocks - 1) / num_blocks, kLineNumbers));
 }
 
 const float* offset(const float* p, int64_t count) { return p == nullptr ? nullptr : p + count; }
 
-// The weights go straight from memory into registers.
-void multiply_few_rows(const Product& p, int64_t first, int64_t end) {
-  ProductTile tile{};
-  tile.x = p.x;
-  tile.x_stride = p.x_stride;
-  tile.num_rows = p.num_rows;
-  tile.weight_stride = p.weight_stride;
-  tile.size = p.size;
-  tile.block_size = p.block_size;
-  tile.output_stride = p.output_stride;
-  const int64_t row_bytes = p.weight_stride * p.weight_bytes;
-  for (int64_t column = first; column < end; column += kTileColumns) {
-    const char* weight = p.weight + column * row_bytes;
-    tile.weight = weight;
-    tile.fetched = weight + std::max(kTileColumns * row_bytes, kMinAhead);
-    tile.num_columns = std::min(kTileColumns, end - column);
-    tile.scale = offset(p.scale, column);
-    tile.bias = offset(p.bias, column);
-    tile.output = p.output + column;
-    p.multiply(tile);
+// Uninitialised floats from a cache line's start.
+class AlignedFloats {
+ public:
+  explicit AlignedFloats(int64_t count)
+      : data_(static_cast<float*>(::operator new(static_cast<size_t>(count) * sizeof(float), kLine))) {}
+  ~AlignedFloats() { ::operator delete(data_, kLine); }
+  AlignedFloats(const AlignedFloats&) = delete;
+  AlignedFloats& operator=(const AlignedFloats&) = delete;
+  float* data() { return data_; }
+
+ private:
+  static constexpr std::align_val_t kLine{64};
+  float* data_;
+};
+
+void copy_rows(const float* x, int64_t x_stride, int64_t num_rows, int64_t size, float* copy, int64_t stride) {
+  for (int64_t r = 0; r < num_rows; ++r) {
+    std::memcpy(copy + r * stride, x + r * x_stride, static_cast<size_t>(size) * sizeof(float));
   }
 }
 
-// A share of the columns for many rows: rows of x lie block by block, the weights of a tile too if they were widened.
-class ManyRows {
- public:
-  ManyRows(const Product& product, int64_t first, int64_t end)
-      : p_(product), first_(first), end_(end), max_rows_(std::min(p_.num_rows, kMaxRows)) {
-    // Few enough rows: the rows of weights are read to their ends before the next ones.
-    blocks_at_once_ = max_rows_ * p_.size <= kCachedNumbers ? p_.num_blocks : 1;
-    x_.resize(static_cast<size_t>(blocks_at_once_ * max_rows_ * p_.block_size));
-    if (p_.widen != nullptr) weight_.resize(static_cast<size_t>(blocks_at_once_ * kTileColumns * p_.block_size));
+// Columns [first, end) for few rows: the weights go from memory into registers, once.
+void multiply_few_rows(const Product& p, int64_t first, int64_t end) {
+  const int64_t stride = round_up(p.size, kLineNumbers);
+  AlignedFloats copy(p.num_rows * stride + kHalfLine);
+  copy_rows(p.x, p.x_stride, p.num_rows, p.size, copy.data() + kHalfLine, stride);
+  ProductTile tile{};
+  tile.x = copy.data() + kHalfLine;
+  tile.x_stride = stride;
+  tile.num_rows = p.num_rows;
+  tile.weight_stride = p.weight_stride;
+  tile.size = p.size;
+  tile.block_size = choose_block(p.size, kDotBlock);
+  tile.output_stride = p.output_stride;
+  const int64_t row_bytes = p.weight_stride * p.weight_bytes;
+  for (int64_t column = first; column < end; column += kDotColumns) {
+    const char* weight = p.weight + column * row_bytes;
+    tile.weight = weight;
+    tile.fetched = weight + std::max(kDotColumns * row_bytes, kMinAhead);
+    tile.num_columns = std::min(kDotColumns, end - column);
+    tile.scale = offset(p.scale, column);
+    tile.bias = offset(p.bias, column);
+    tile.output = p.output + column;
+    p.dot(tile);
   }
+}
 
-  void multiply() {
-    for (int64_t row = 0; row < p_.num_rows; row += max_rows_) {
-      first_row_ = row;
-      num_rows_ = std::min(max_rows_, p_.num_rows - row);
-      for (int64_t block = 0; block < p_.num_blocks; block += blocks_at_once_) {
-        first_block_ = block;
-        end_block_ = std::min(block + blocks_at_once_, p_.num_blocks);
-        pack_x();
-        for (int64_t column = first_; column < end_; column += kTileColumns) multiply_tile(column);
-      }
-    }
-  }
-
- private:
-  int64_t get_size(int64_t block) const { return std::min(p_.block_size, p_.size - block * p_.block_size); }
-
-  void pack_x() {
-    float* packed = x_.data();
-    for (int64_t block = first_block_; block < end_block_; ++block) {
-      const auto num_bytes = static_cast<size_t>(get_size(block)) * sizeof(float);
-      for (int64_t r = 0; r < num_rows_; ++r, packed += p_.block_size) {
-        std::memcpy(packed, p_.x + (first_row_ + r) * p_.x_stride + block * p_.block_size, num_bytes);
-      }
-    }
-  }
-
-  void widen_tile(int64_t column, int64_t num_columns) {
-    for (int64_t c = 0; c < num_columns; ++c) {
-      for (int64_t block = first_block_; block < end_block_; ++block) {
-        float* wide = weight_.data() + ((block - first_block_) * kTileColumns + c) * p_.block_size;
-        p_.widen(get_weight(column + c, block), get_size(block), wide);
-      }
-    }
-  }
-
-  const char* get_weight(int64_t column, int64_t block) const {
-    return p_.weight + (column * p_.weight_stride + block * p_.block_size) * p_.weight_bytes;
-  }
-
-  void multiply_tile(int64_t column) {
+// Columns [first, end) for many rows: a block of numbers of x stays in the cache while all weights pass it, a panel at
+// a time.
+void multiply_many_rows(const Product& p, int64_t first, int64_t end) {
+  const int64_t block = choose_block(p.size, kPanelBlock), stride = block + kBankNumbers;
+  const int64_t max_rows = std::min(p.num_rows, kCachedNumbers / stride);
+  AlignedFloats x(max_rows * stride), scratch(kPanelColumns * block), panel(kPanelColumns * block);
+  for (int64_t row = 0; row < p.num_rows; row += max_rows) {
     ProductTile tile{};
-    tile.num_rows = num_rows_;
-    tile.num_columns = std::min(kTileColumns, end_ - column);
-    tile.x_stride = p_.block_size;
-    tile.weight_stride = p_.widen == nullptr ? p_.weight_stride : p_.block_size;
-    tile.output = p_.output + first_row_ * p_.output_stride + column;
-    tile.output_stride = p_.output_stride;
-    if (p_.widen != nullptr) widen_tile(column, tile.num_columns);
-    for (int64_t block = first_block_; block < end_block_; ++block) {
-      const int64_t i = block - first_block_;
-      const bool is_last = block + 1 == p_.num_blocks;
-      tile.x = x_.data() + i * num_rows_ * p_.block_size;
-      tile.size = tile.block_size = get_size(block);
-      tile.adds = block > 0;
-      tile.scale = is_last ? offset(p_.scale, column) : nullptr;
-      tile.bias = is_last ? offset(p_.bias, column) : nullptr;
-      if (p_.widen != nullptr) {
-        tile.weight = weight_.data() + i * kTileColumns * p_.block_size;
-      } else {
-        tile.weight = get_weight(column, block);
-        // The next tile, a part with each block.
-        if (blocks_at_once_ == p_.num_blocks) {
-          tile.fetched = get_weight(column + kTileColumns, 0) + kTileColumns * block * p_.block_size * p_.weight_bytes;
-        }
+    tile.num_rows = std::min(max_rows, p.num_rows - row);
+    tile.x = x.data();
+    tile.x_stride = stride;
+    tile.output_stride = p.output_stride;
+    for (int64_t at = 0; at < p.size; at += block) {
+      const bool is_last = at + block >= p.size;
+      tile.size = std::min(block, p.size - at);
+      tile.adds = at > 0;
+      copy_rows(p.x + row * p.x_stride + at, p.x_stride, tile.num_rows, tile.size, x.data(), stride);
+      for (int64_t column = first; column < end; column += kPanelColumns) {
+        tile.num_columns = std::min(kPanelColumns, end - column);
+        tile.weight = p.weight + (column * p.weight_stride + at) * p.weight_bytes;
+        tile.weight_stride = p.weight_stride;
+        p.pack(tile, scratch.data(), panel.data());
+        tile.weight = panel.data();
+        tile.scale = is_last ? offset(p.scale, column) : nullptr;
+        tile.bias = is_last ? offset(p.bias, column) : nullptr;
+        tile.output = p.output + row * p.output_stride + column;
+        p.multiply_panel(tile);
       }
-      p_.multiply_wide(tile);
     }
   }
-
-  const Product& p_;
-  const int64_t first_, end_, max_rows_;
-  int64_t blocks_at_once_ = 1;
-  int64_t first_row_ = 0, num_rows_ = 0, first_block_ = 0, end_block_ = 0;
-  std::vector<float> x_;       // [blocks, rows, block_size]
-  std::vector<float> weight_;  // [blocks, kTileColumns, block_size]
-};
+}
 
 }  // namespace
 }  // namespace vllm::cpu
@@ -174,34 +149,33 @@ int32_t vllm_linear(const float* x, int64_t x_stride, int64_t num_rows, int64_t 
   p.bias = bias;
   p.output = output;
   p.output_stride = output_stride;
-  p.block_size = choose_block(size);
-  p.num_blocks = std::max<int64_t>(1, (size + p.block_size - 1) / p.block_size);
-  p.multiply_wide = kernels.multiply_float32;
+  p.multiply_panel = kernels.multiply_panel;
   switch (weight_kind) {
     case kFloat32:
       p.weight_bytes = 4;
-      p.multiply = kernels.multiply_float32;
+      p.dot = kernels.dot_float32;
+      p.pack = kernels.pack_float32;
       break;
     case kBfloat16:
       p.weight_bytes = 2;
-      p.multiply = kernels.multiply_bfloat16;
-      p.widen = kernels.widen_bfloat16;
+      p.dot = kernels.dot_bfloat16;
+      p.pack = kernels.pack_bfloat16;
       break;
     default:
       p.weight_bytes = 1;
-      p.multiply = kernels.multiply_int8;
-      p.widen = kernels.widen_int8;
+      p.dot = kernels.dot_int8;
+      p.pack = kernels.pack_int8;
   }
-  const int64_t num_tiles = (num_columns + kTileColumns - 1) / kTileColumns;
-  const int threads = static_cast<int>(std::min<int64_t>(
-      num_tiles, choose_threads(num_columns * size / 2 * std::max<int64_t>(1, num_rows / 8), num_threads)));
+  const int64_t num_panels = (num_columns + kPanelColumns - 1) / kPanelColumns;
+  const int64_t work = num_columns * size * std::max<int64_t>(1, num_rows / 8);
+  const int threads = static_cast<int>(std::min<int64_t>(num_panels, choose_threads(work, num_threads)));
   return run_guarded([&] {
-    parallel_shares(num_tiles, threads, [&](int64_t first_tile, int64_t end_tile) {
-      const int64_t first = first_tile * kTileColumns, end = std::min(end_tile * kTileColumns, num_columns);
-      if (num_rows <= 2 * kernels.product_rows) {
+    parallel_shares(num_panels, threads, [&](int64_t first_panel, int64_t end_panel) {
+      const int64_t first = first_panel * kPanelColumns, end = std::min(end_panel * kPanelColumns, num_columns);
+      if (num_rows <= kFewRows) {
         multiply_few_rows(p, first, end);
       } else {
-        ManyRows(p, first, end).multiply();
+        multiply_many_rows(p, first, end);
       }
     });
   });

@@ -11,6 +11,7 @@ PACKAGE = ROOT / "vllm"
 # The first prefix that matches gives a file's layer. A file may import its own layer or a lower one.
 LAYERS: list[tuple[str, int]] = [
     ("vllm.entrypoints", 6),
+    ("vllm.benchmarks", 6),
     ("vllm.v1.engine", 5),
     ("vllm.engine", 5),
     ("vllm.v1.core", 4),

@@ -55,7 +55,8 @@ def test_the_token_drawn_has_the_largest_noisy_logit(ops: SimpleNamespace, vocab
 
 
 def test_flat_and_rising_rows_are_drawn_as_the_reference_draws_them() -> None:
-    for row in (torch.zeros(4999), torch.linspace(0, 80, 4999), torch.full((4999,), 1e30), torch.full((4999,), -1e-40)):
+    levels = [0.0, 2.0**24, 1e30, -1e-40]  # at 2^24 noise moves in steps of 2: many noisy logits are equal
+    for row in (torch.linspace(0, 80, 4999), *(torch.full((4999,), level) for level in levels)):
         arguments = row[None], torch.zeros(64, dtype=torch.int32), torch.arange(64), torch.arange(64) * 3
         assert torch.equal(_custom_ops.draw_rows(*arguments), _custom_ops.draw_rows_reference(*arguments))
 

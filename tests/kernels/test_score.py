@@ -71,6 +71,14 @@ def test_rows_hold_the_chosen_token_then_the_most_likely_ones(
         assert set(scored.ranks[r, n:].tolist()) <= {0}
 
 
+def test_the_exponential_is_right_over_its_whole_range(ops: SimpleNamespace) -> None:
+    gaps = torch.linspace(0, 120, 20_001)
+    values, _, _ = ops.score_full_rows(torch.stack([torch.zeros_like(gaps), -gaps], dim=1), False)
+    below = -gaps.double().numpy()
+    expected = np.stack([np.zeros_like(below), below], axis=1) - np.log1p(np.exp(below))[:, None]
+    assert is_close(values.numpy(), expected)
+
+
 @pytest.mark.parametrize("vocab_size", [1, 7, 2049, 49152])
 def test_num_top_of_the_vocabulary_or_more_means_all(ops: SimpleNamespace, vocab_size: int) -> None:
     logits = torch.randn(2, vocab_size, generator=torch.Generator().manual_seed(0)).round(decimals=2)

@@ -12,7 +12,12 @@ from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.v1.attention import compute_positions, make_attention_metadata, make_kv_caches
 
 
-def make_config(path: str | pathlib.Path, max_model_len: int | None = None, load_format: str = "auto") -> VllmConfig:
+def make_config(
+    path: str | pathlib.Path,
+    max_model_len: int | None = None,
+    load_format: str = "auto",
+    quantization: str | None = None,
+) -> VllmConfig:
     checkpoint = resolve_checkpoint(str(path))
     transformer = read_transformer_config(checkpoint)
     return VllmConfig(
@@ -21,6 +26,7 @@ def make_config(path: str | pathlib.Path, max_model_len: int | None = None, load
             path=checkpoint.path,
             tokenizer=str(path),
             transformer=transformer,
+            quantization=quantization,
             max_model_len=max_model_len or transformer.max_position_embeddings,
         ),
         load_config=LoadConfig(load_format=load_format),
@@ -34,8 +40,9 @@ def load(
     device: str = "cpu",
     max_model_len: int | None = None,
     load_format: str = "auto",
+    quantization: str | None = None,
 ) -> LlamaForCausalLM:
-    return load_model(make_config(path, max_model_len, load_format), dtype, torch.device(device))
+    return load_model(make_config(path, max_model_len, load_format, quantization), dtype, torch.device(device))
 
 
 class PagedRunner:

@@ -161,7 +161,7 @@ def test_narrow_models_stay_near_float32_and_their_logits_are_not_rounded(
     ids = make_ids(40)
     wanted = compute_reference_logits(load_tiny_reference(folder), ids)
     model = load(folder, dtype=dtype)
-    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    assert {parameter.dtype for parameter in model.parameters() if parameter.dim() == 2} == {dtype}
     got = PagedRunner(model).run_in_chunks("a", ids, 16)
     assert (got - wanted).abs().mean() < (0.05 if dtype == torch.bfloat16 else 0.01)
     assert (got.to(dtype).float() != got).float().mean() > 0.9, "logits were rounded to the narrow type"

@@ -1,7 +1,5 @@
-"""The asynchronous engine under the names that older scripts import."""
+"""The asynchronous engine under the module name that older scripts import."""
 
-from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.async_llm import AsyncLLM as AsyncLLMEngine
 
-AsyncLLMEngine = AsyncLLM
-
-__all__ = ["AsyncLLM", "AsyncLLMEngine"]
+__all__ = ["AsyncLLMEngine"]

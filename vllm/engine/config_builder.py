@@ -63,6 +63,7 @@ def build_vllm_config(args: dict[str, Any]) -> VllmConfig:
             trust_remote_code=bool(args["trust_remote_code"]),
             transformer=transformer,
             dtype=dtype,
+            quantization=_read_quantization(args["quantization"]),
             seed=_check_whole(args, "seed", lowest=-(2**63)),
             max_model_len=max_model_len,
             max_model_len_is_given=args["max_model_len"] not in (None, -1, "auto", "-1"),
@@ -105,6 +106,18 @@ def _check_whole(args: dict[str, Any], name: str, lowest: int) -> int:
     if number < lowest:
         raise VLLMValidationError(f"{name} must be at least {lowest}; got {number}", parameter=name, value=number)
     return number
+
+
+def _read_quantization(value: Any) -> str | None:
+    if value in (None, "", "none", "auto", "gguf"):  # a .gguf file says itself how it is quantised
+        return None
+    if value == "int8":
+        return "int8"
+    raise VLLMUnsupportedError(
+        "quantization is not supported: int8 is made from any checkpoint, a .gguf file is read as it is; others aren't",
+        parameter="quantization",
+        value=value,
+    )
 
 
 def _choose(args: dict[str, Any], name: str, value: Any, choices: dict[str, str]) -> str:

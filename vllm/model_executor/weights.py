@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from vllm.exceptions import ModelLoadError, shorten
-from vllm.model_executor.layers.linear import Linear
+from vllm.model_executor.layers.linear import SCALE_NAME, Linear, WeightMatrix
 
 _MAX_NAMES_SHOWN = 8
 
@@ -26,12 +26,15 @@ class WeightSlot(NamedTuple):
     shape: tuple[int, ...]
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
-        """Copy `tensor` into its place, converting dtype and device."""
+        """Copy `tensor` into its place, converting dtype and device; int8 rows get new factors."""
         if tuple(tensor.shape) != self.shape:
             raise ModelLoadError(f"weight {name!r} must have the shape {list(self.shape)}; got {list(tensor.shape)}")
         if not tensor.is_floating_point():
             raise ModelLoadError(f"weight {name!r} must hold floating-point numbers; got {tensor.dtype}")
         parameter = getattr(self.module, self.parameter)
+        if parameter.dtype == torch.int8:
+            assert isinstance(self.module, WeightMatrix), "only matrices are stored as int8"
+            return self.module.write_rows(tensor.detach(), self.first_row)
         copy_numbers(tensor.detach(), parameter.data[self.first_row : self.first_row + self.shape[0]])
 
 
@@ -52,6 +55,8 @@ def collect_slots(model: nn.Module) -> dict[str, WeightSlot]:
     slots: dict[str, WeightSlot] = {}
     for path, module in model.named_modules():
         for parameter_name, parameter in module.named_parameters(recurse=False):
+            if parameter_name == SCALE_NAME:
+                continue  # written with its weight
             shape = tuple(parameter.shape)
             if not isinstance(module, Linear) or not module.parts:
                 slots[f"{path}.{parameter_name}"] = WeightSlot(module, parameter_name, 0, shape)

@@ -27,11 +27,11 @@ inline void store_numbers(float* p, Sums a) { _mm256_storeu_ps(p, a.all); }
 inline Sums zero_sums() { return {_mm256_setzero_ps()}; }
 inline Sums multiply_add(Sums a, Sums b, Sums c) { return {_mm256_fmadd_ps(a.all, b.all, c.all)}; }
 
-// totals[i] = the sum of the lanes of sums[i], in one fixed order
-inline void add_lanes(const Sums sums[4], float totals[4]) {
+// The sum of the lanes of each of the four, in one fixed order.
+inline __m128 add_lanes(const Sums sums[4]) {
   const __m256 pairs =
       _mm256_hadd_ps(_mm256_hadd_ps(sums[0].all, sums[1].all), _mm256_hadd_ps(sums[2].all, sums[3].all));
-  _mm_storeu_ps(totals, _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
+  return _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1));
 }
 
 }  // namespace vllm::cpu::avx2

@@ -28,11 +28,11 @@ inline Sums zero_sums() { return {_mm512_setzero_ps()}; }
 inline Sums multiply_add(Sums a, Sums b, Sums c) { return {_mm512_fmadd_ps(a.all, b.all, c.all)}; }
 
 inline __m256 fold(Sums a) { return _mm256_add_ps(_mm512_castps512_ps256(a.all), _mm512_extractf32x8_ps(a.all, 1)); }
-// totals[i] = the sum of the lanes of sums[i], in one fixed order
-inline void add_lanes(const Sums sums[4], float totals[4]) {
+// The sum of the lanes of each of the four, in one fixed order.
+inline __m128 add_lanes(const Sums sums[4]) {
   const __m256 pairs =
       _mm256_hadd_ps(_mm256_hadd_ps(fold(sums[0]), fold(sums[1])), _mm256_hadd_ps(fold(sums[2]), fold(sums[3])));
-  _mm_storeu_ps(totals, _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
+  return _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1));
 }
 
 }  // namespace vllm::cpu::avx512

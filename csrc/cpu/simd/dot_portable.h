@@ -39,12 +39,14 @@ inline Sums multiply_add(Sums a, Sums b, Sums c) {
   return {{a.half[0] * b.half[0] + c.half[0], a.half[1] * b.half[1] + c.half[1]}};
 }
 
-// totals[i] = the sum of the lanes of sums[i], in one fixed order
-inline void add_lanes(const Sums sums[4], float totals[4]) {
+// The sum of the lanes of each of the four, in one fixed order.
+inline Float4 add_lanes(const Sums sums[4]) {
+  Float4 totals;
   for (int i = 0; i < 4; ++i) {
     const Float4 low = sums[i].half[0], high = sums[i].half[1];
     totals[i] = ((low[0] + low[1]) + (low[2] + low[3])) + ((high[0] + high[1]) + (high[2] + high[3]));
   }
+  return totals;
 }
 
 }  // namespace vllm::cpu::portable

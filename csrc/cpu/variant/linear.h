@@ -1,9 +1,8 @@
-// Products with weights as they lie, a row an output: dot products of rows of x and rows of weights. Included once per
-// instruction set, after simd/dot_*.h.
+// Products of rows of x with rows of weights. Included once per instruction set, after simd/dot_*.h and attention.h.
 //
-// Each output is summed in one fixed order whatever is computed beside it: over a block of `block_size` numbers each
-// lane adds its own, then the lanes are added, then the blocks in rising order. Narrow weights are widened without
-// rounding, in registers or beforehand, so that is all the same too.
+// Each output is summed in one fixed order whatever is computed beside it. Dots: over a block of `block_size` numbers
+// each lane adds its own, then the lanes are added, then the blocks in rising order. Panels: number by number. Narrow
+// weights are widened without rounding.
 #include <cstdint>
 
 namespace vllm::cpu::VLLM_VARIANT {
@@ -19,12 +18,34 @@ inline Sums load_rest(const Number* p, int64_t count) {
   return load_numbers(padded);
 }
 
+// The numbers of one row that belong to the 4 columns of a block.
+using Four = float __attribute__((vector_size(16)));
+
+inline Four load_four(const float* p, int64_t count) {
+  Four four = {};
+  if (count == kProductColumns) {
+    __builtin_memcpy(&four, p, sizeof four);
+  } else {
+    for (int64_t c = 0; c < count; ++c) four[c] = p[c];
+  }
+  return four;
+}
+inline void store_four(float* p, int64_t count, Four four) {
+  if (count == kProductColumns) {
+    __builtin_memcpy(p, &four, sizeof four);
+  } else {
+    for (int64_t c = 0; c < count; ++c) p[c] = four[c];
+  }
+}
+
 // Adds kRows x 4 dot products over `size` numbers to totals, and reads what lies at *fetched (null: nothing) into the
 // cache. One stream in memory's order is some 1.5 times as fast as four, a row each.
 template <int kRows, typename Weight>
 inline void add_dots(const float* const x[kRows], const Weight* const weights[kProductColumns], int64_t size,
-                     const char** fetched, float totals[kRows][kProductColumns]) {
+                     const char** fetched, Four totals[kRows]) {
   constexpr int64_t kLine = 64, kLineNumbers = kLine / static_cast<int64_t>(sizeof(Weight));
+  // Loops this short end where the branch predictor expects it.
+  constexpr int64_t kUnrolled = 4 * kSumLanes;
   Sums sums[kRows][kProductColumns];
   for (int r = 0; r < kRows; ++r) {
     for (int c = 0; c < kProductColumns; ++c) sums[r][c] = zero_sums();
@@ -46,98 +67,129 @@ inline void add_dots(const float* const x[kRows], const Weight* const weights[kP
       for (int64_t j = 0; j < kLineNumbers; j += kSumLanes) step(whole, i + j);
     }
   }
+  for (; i + kUnrolled <= size; i += kUnrolled) {
+    for (int64_t j = 0; j < kUnrolled; j += kSumLanes) step(whole, i + j);
+  }
   for (; i + kSumLanes <= size; i += kSumLanes) step(whole, i);
   if (i < size) step([rest = size - i](const auto* p) { return load_rest(p, rest); }, i);
-  for (int r = 0; r < kRows; ++r) {
-    float block[kProductColumns];
-    add_lanes(sums[r], block);
-    for (int c = 0; c < kProductColumns; ++c) totals[r][c] += block[c];
-  }
+  for (int r = 0; r < kRows; ++r) totals[r] += add_lanes(sums[r]);
 }
 
 // Outputs of kRows rows of x and up to 4 rows of weights.
 template <int kRows, typename Weight>
-inline void multiply_block(const ProductTile& tile, int64_t row, int64_t column, const char** fetched) {
+inline void dot_block(const ProductTile& tile, int64_t row, int64_t column, const char** fetched) {
   const int64_t num_columns = tile.num_columns - column < kProductColumns ? tile.num_columns - column : kProductColumns;
-  const auto* base = static_cast<const Weight*>(tile.weight);
+  const auto* base = static_cast<const Weight*>(tile.weight) + column * tile.weight_stride;
   const Weight* weights[kProductColumns];
   for (int64_t c = 0; c < kProductColumns; ++c) {
-    weights[c] = base + (column + (c < num_columns ? c : num_columns - 1)) * tile.weight_stride;
+    weights[c] = base + (c < num_columns ? c : num_columns - 1) * tile.weight_stride;
   }
+  float* output = tile.output + row * tile.output_stride + column;
   const float* x[kRows];
-  float totals[kRows][kProductColumns] = {};
+  Four totals[kRows] = {};
   for (int r = 0; r < kRows; ++r) x[r] = tile.x + (row + r) * tile.x_stride;
-  if (tile.adds) {
-    for (int r = 0; r < kRows; ++r) {
-      const float* output = tile.output + (row + r) * tile.output_stride + column;
-      for (int64_t c = 0; c < num_columns; ++c) totals[r][c] = output[c];
-    }
-  }
   for (int64_t first = 0; first < tile.size; first += tile.block_size) {
     const int64_t size = tile.size - first < tile.block_size ? tile.size - first : tile.block_size;
     add_dots<kRows, Weight>(x, weights, size, fetched, totals);
     for (int r = 0; r < kRows; ++r) x[r] += size;
     for (int c = 0; c < kProductColumns; ++c) weights[c] += size;
   }
+  const Four bias = tile.bias == nullptr ? Four{} : load_four(tile.bias + column, num_columns);
+  const Four scale = tile.scale == nullptr ? Four{1, 1, 1, 1} : load_four(tile.scale + column, num_columns);
   for (int r = 0; r < kRows; ++r) {
-    float* output = tile.output + (row + r) * tile.output_stride + column;
-    for (int64_t c = 0; c < num_columns; ++c) {
-      float total = totals[r][c];
-      if (tile.scale != nullptr) total *= tile.scale[column + c];
-      if (tile.bias != nullptr) total += tile.bias[column + c];
-      output[c] = total;
+    store_four(output + r * tile.output_stride, num_columns, totals[r] * scale + bias);
+  }
+}
+
+template <int kRows, typename Weight>
+inline void dot_rows(const ProductTile& tile, int64_t row) {
+  const char* fetched = row == 0 ? tile.fetched : nullptr;
+  for (int64_t column = 0; column < tile.num_columns; column += kProductColumns) {
+    dot_block<kRows, Weight>(tile, row, column, &fetched);
+  }
+}
+
+template <int kRows, typename Weight>
+inline void dot_last_rows(const ProductTile& tile, int64_t row) {
+  if (tile.num_rows - row == kRows) {
+    dot_rows<kRows, Weight>(tile, row);
+  } else if constexpr (kRows > 1) {
+    dot_last_rows<kRows - 1, Weight>(tile, row);
+  }
+}
+
+template <typename Weight>
+inline void dot_tile(const ProductTile& tile) {
+  int64_t row = 0;
+  for (; row + kProductRows <= tile.num_rows; row += kProductRows) dot_rows<kProductRows, Weight>(tile, row);
+  dot_last_rows<kProductRows, Weight>(tile, row);
+}
+
+inline void dot_float32(const ProductTile& tile) { dot_tile<float>(tile); }
+inline void dot_bfloat16(const ProductTile& tile) { dot_tile<uint16_t>(tile); }
+inline void dot_int8(const ProductTile& tile) { dot_tile<int8_t>(tile); }
+
+template <int kCount>
+inline void multiply_panel_block(const ProductTile& tile, int64_t row) {
+  float* output = tile.output + row * tile.output_stride;
+  const bool is_whole = tile.num_columns == kPanelColumns;
+  const auto read = [&](const float* p) { return is_whole ? load(p) : load_tail(p, tile.num_columns, 0.0f); };
+  Floats sums[kCount];
+  for (int r = 0; r < kCount; ++r) sums[r] = tile.adds ? read(output + r * tile.output_stride) : broadcast(0.0f);
+  const float* x = tile.x + row * tile.x_stride;
+  const auto* panel = static_cast<const float*>(tile.weight);
+  for (int64_t i = 0; i < tile.size; ++i) {
+    const Floats weights = load(panel + i * kPanelColumns);
+    for (int r = 0; r < kCount; ++r) sums[r] = multiply_add(broadcast(x[r * tile.x_stride + i]), weights, sums[r]);
+  }
+  for (int r = 0; r < kCount; ++r) {
+    if (tile.scale != nullptr) sums[r] = sums[r] * read(tile.scale);
+    if (tile.bias != nullptr) sums[r] = sums[r] + read(tile.bias);
+    if (is_whole) {
+      store(output + r * tile.output_stride, sums[r]);
+    } else {
+      store_head(output + r * tile.output_stride, tile.num_columns, sums[r]);
     }
   }
 }
 
-template <int kRows, typename Weight>
-inline void multiply_rows(const ProductTile& tile, int64_t row) {
-  const char* fetched = row == 0 ? tile.fetched : nullptr;
-  for (int64_t column = 0; column < tile.num_columns; column += kProductColumns) {
-    multiply_block<kRows, Weight>(tile, row, column, &fetched);
-  }
+inline void multiply_panel(const ProductTile& tile) {
+  for_each_block(tile.num_rows,
+                 [&](auto rows, int64_t first) { multiply_panel_block<decltype(rows)::value>(tile, first); });
 }
 
-template <int kRows, typename Weight>
-inline void multiply_last_rows(const ProductTile& tile, int64_t row) {
-  if (tile.num_rows - row == kRows) {
-    multiply_rows<kRows, Weight>(tile, row);
-  } else if constexpr (kRows > 1) {
-    multiply_last_rows<kRows - 1, Weight>(tile, row);
+inline void pack_float32(const ProductTile& tile, float*, float* panel) {
+  const float* rows[kPanelColumns];
+  for (int64_t c = 0; c < kPanelColumns; ++c) {
+    // Columns that are not there repeat the last one.
+    rows[c] =
+        static_cast<const float*>(tile.weight) + (c < tile.num_columns ? c : tile.num_columns - 1) * tile.weight_stride;
   }
+  transpose(rows, kPanelColumns, tile.size, kPanelColumns, panel);
 }
 
 template <typename Weight>
-inline void multiply_tile(const ProductTile& tile) {
-  int64_t row = 0;
-  for (; row + kProductRows <= tile.num_rows; row += kProductRows) multiply_rows<kProductRows, Weight>(tile, row);
-  multiply_last_rows<kProductRows, Weight>(tile, row);
-}
-
-inline void multiply_float32(const ProductTile& tile) { multiply_tile<float>(tile); }
-inline void multiply_bfloat16(const ProductTile& tile) { multiply_tile<uint16_t>(tile); }
-inline void multiply_int8(const ProductTile& tile) { multiply_tile<int8_t>(tile); }
-
-template <typename Weight>
-inline void widen(const Weight* narrow, int64_t count, float* wide) {
-  constexpr int64_t kAhead = 4096, kLineNumbers = 64 / static_cast<int64_t>(sizeof(Weight));
-  int64_t i = 0;
-  for (; i + kLineNumbers <= count; i += kLineNumbers) {
-    __builtin_prefetch(reinterpret_cast<const char*>(narrow + i) + kAhead);
-    for (int64_t j = i; j < i + kLineNumbers; j += kSumLanes) store_numbers(wide + j, load_numbers(narrow + j));
+inline void pack_narrow(const ProductTile& tile, float* scratch, float* panel) {
+  for (int64_t c = 0; c < tile.num_columns; ++c) {
+    const Weight* narrow = static_cast<const Weight*>(tile.weight) + c * tile.weight_stride;
+    float* wide = scratch + c * tile.size;
+    int64_t i = 0;
+    for (; i + kSumLanes <= tile.size; i += kSumLanes) store_numbers(wide + i, load_numbers(narrow + i));
+    if (i == tile.size) continue;
+    float rest[kSumLanes];
+    store_numbers(rest, load_rest(narrow + i, tile.size - i));
+    for (int64_t j = 0; i + j < tile.size; ++j) wide[i + j] = rest[j];
   }
-  for (; i + kSumLanes <= count; i += kSumLanes) store_numbers(wide + i, load_numbers(narrow + i));
-  if (i == count) return;
-  float rest[kSumLanes];
-  store_numbers(rest, load_rest(narrow + i, count - i));
-  for (int64_t j = 0; i + j < count; ++j) wide[i + j] = rest[j];
+  ProductTile wide = tile;
+  wide.weight = scratch;
+  wide.weight_stride = tile.size;
+  pack_float32(wide, nullptr, panel);
 }
-
-inline void widen_bfloat16(const void* narrow, int64_t count, float* wide) {
-  widen(static_cast<const uint16_t*>(narrow), count, wide);
+inline void pack_bfloat16(const ProductTile& tile, float* scratch, float* panel) {
+  pack_narrow<uint16_t>(tile, scratch, panel);
 }
-inline void widen_int8(const void* narrow, int64_t count, float* wide) {
-  widen(static_cast<const int8_t*>(narrow), count, wide);
+inline void pack_int8(const ProductTile& tile, float* scratch, float* panel) {
+  pack_narrow<int8_t>(tile, scratch, panel);
 }
 
 }  // namespace vllm::cpu::VLLM_VARIANT

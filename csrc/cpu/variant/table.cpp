@@ -35,26 +35,17 @@ namespace vllm::cpu {
 
 extern const Kernels VLLM_TABLE;
 const Kernels VLLM_TABLE = {
-    VLLM_TEXT(VLLM_VARIANT),
-    VLLM_VARIANT::scan,
-    VLLM_VARIANT::sum_exp,
-    VLLM_VARIANT::count_greater,
-    VLLM_VARIANT::count_at_least,
-    VLLM_VARIANT::find_equal,
-    VLLM_VARIANT::select_greater,
-    VLLM_VARIANT::subtract,
-    VLLM_VARIANT::draw,
-    VLLM_VARIANT::philox,
-    VLLM_VARIANT::attend_tile,
-    VLLM_VARIANT::rms_norm,
-    VLLM_VARIANT::rotate,
-    VLLM_VARIANT::silu_and_multiply,
-    VLLM_VARIANT::kProductRows,
-    VLLM_VARIANT::multiply_float32,
-    VLLM_VARIANT::multiply_bfloat16,
-    VLLM_VARIANT::multiply_int8,
-    VLLM_VARIANT::widen_bfloat16,
-    VLLM_VARIANT::widen_int8,
+    VLLM_TEXT(VLLM_VARIANT),      VLLM_VARIANT::scan,
+    VLLM_VARIANT::sum_exp,        VLLM_VARIANT::count_greater,
+    VLLM_VARIANT::count_at_least, VLLM_VARIANT::find_equal,
+    VLLM_VARIANT::select_greater, VLLM_VARIANT::subtract,
+    VLLM_VARIANT::draw,           VLLM_VARIANT::philox,
+    VLLM_VARIANT::attend_tile,    VLLM_VARIANT::rms_norm,
+    VLLM_VARIANT::rotate,         VLLM_VARIANT::silu_and_multiply,
+    VLLM_VARIANT::dot_float32,    VLLM_VARIANT::dot_bfloat16,
+    VLLM_VARIANT::dot_int8,       VLLM_VARIANT::multiply_panel,
+    VLLM_VARIANT::pack_float32,   VLLM_VARIANT::pack_bfloat16,
+    VLLM_VARIANT::pack_int8,
 };
 
 }  // namespace vllm::cpu

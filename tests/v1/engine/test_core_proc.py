@@ -1,5 +1,6 @@
 """The core as a process of its own: it computes what one in this process does, and comes and goes cleanly."""
 
+import gc
 import os
 import pathlib
 import signal
@@ -315,6 +316,15 @@ def test_a_killed_core_is_an_error_at_once_and_for_ever(tiny_config: VllmConfig,
         engine.step()
     engine.shutdown()
     engine.shutdown()
+
+
+def test_a_forgotten_client_ends_its_core(tiny_folder: pathlib.Path) -> None:
+    client = SyncMPClient(make_args(tiny_folder).create_engine_config())
+    pid = client._process.pid
+    client.itself = client  # type: ignore[attr-defined]  # only the collector can take it
+    del client
+    gc.collect()
+    assert wait_until_gone(pid, 2.0)
 
 
 # ---------------------------------------------------------------- the loop itself, with a worker that fails on demand

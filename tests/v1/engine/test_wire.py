@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from vllm.config import LoadConfig, ModelConfig, TransformerConfig, VllmConfig
 from vllm.exceptions import ModelLoadError, VLLMServerError, VLLMUnsupportedError, VLLMValidationError
 from vllm.logprobs import FlatLogprobs
+from vllm.logprobs_buffer import LogprobsBuffer
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.wire import (
@@ -105,6 +106,9 @@ def test_a_steps_rows_arrive_bit_for_bit_wherever_the_frames_lie_in_memory(lengt
     for sent_column, column in zip(block.to_arrays(), arrived.to_arrays(), strict=True):
         assert column.dtype == sent_column.dtype
         assert column.tobytes() == sent_column.tobytes()
+    buffer = LogprobsBuffer()
+    buffer.append_rows(arrived)  # as the front end does it, by memory views
+    assert buffer.snapshot() == block
 
 
 @pytest.mark.parametrize(

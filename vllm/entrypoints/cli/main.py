@@ -23,6 +23,11 @@ SUBCOMMANDS = {
         "vllm.entrypoints.cli.generate", "continue prompts and show each token's log-probability, as a table or JSON"
     ),
     "serve": Subcommand("vllm.entrypoints.cli.serve", "serve a model over HTTP, with the routes of the OpenAI API"),
+    "chat": Subcommand("vllm.entrypoints.cli.chat", "talk with a model, served somewhere or loaded here"),
+    "complete": Subcommand("vllm.entrypoints.cli.complete", "continue texts that you type"),
+    "run-batch": Subcommand("vllm.entrypoints.cli.run_batch", "answer a file of requests (OpenAI's batch format)"),
+    "bench": Subcommand("vllm.entrypoints.cli.bench", "measure a server, or the engine in this process"),
+    "collect-env": Subcommand("vllm.entrypoints.cli.collect_env", "describe this machine, for a bug report"),
 }
 
 
@@ -35,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     if name not in SUBCOMMANDS:
         return _fail(f"unknown command {name!r}{_suggest(name)}", status=2)
     try:
-        return _run_subcommand(name, rest)
+        return run_subcommand(name, SUBCOMMANDS[name], rest)
     except VLLMClientError as error:
         return _fail(str(error), status=2)
     except VLLMError as error:
@@ -68,8 +73,9 @@ def _run_top_level(argv: list[str]) -> int:
     return 0
 
 
-def _run_subcommand(name: str, argv: list[str]) -> int:
-    module = importlib.import_module(SUBCOMMANDS[name].module)  # only the one that runs is loaded
+def run_subcommand(name: str, subcommand: Subcommand, argv: list[str]) -> int:
+    """Load the sub-command's module, and none of another, and run it on its arguments."""
+    module = importlib.import_module(subcommand.module)
     cli_args = importlib.import_module("vllm.engine.cli_args")
     parser = argparse.ArgumentParser(prog=f"vllm {name}", description=module.__doc__, allow_abbrev=False)
     module.add_arguments(parser)

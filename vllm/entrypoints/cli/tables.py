@@ -21,7 +21,7 @@ def print_tables(
     console = console or Console()
     for output in outputs:
         prompt = output.prompt if output.prompt is not None else f"{len(output.prompt_token_ids or ())} token ids"
-        console.rule(_printable(f"prompt: {prompt}"))
+        console.rule(printable(f"prompt: {prompt}"))
         if output.prompt_logprobs is not None:
             tokens = output.prompt_token_ids or ()
             console.print(make_token_table("prompt", tokens, output.prompt_logprobs, shows_probabilities))
@@ -70,7 +70,7 @@ def make_choice_table(choices: Sequence[CompletionOutput]) -> Table:
             total,
             str(len(choice.token_ids)),
             choice.finish_reason or "",
-            _printable(choice.text),
+            printable(choice.text),
         ]
         table.add_row(*cells)
     return table
@@ -78,7 +78,7 @@ def make_choice_table(choices: Sequence[CompletionOutput]) -> Table:
 
 def _print_choice(console: Console, choice: CompletionOutput, shows_probabilities: bool) -> None:
     if choice.token_ids:
-        console.print(_printable(choice.text))
+        console.print(printable(choice.text))
     if choice.logprobs is None or not choice.token_ids:
         return
     title = f"choice {choice.index}"
@@ -87,7 +87,7 @@ def _print_choice(console: Console, choice: CompletionOutput, shows_probabilitie
     console.print(make_token_table(title, choice.token_ids, choice.logprobs, shows_probabilities))
 
 
-def _printable(text: str) -> Text:
+def printable(text: str) -> Text:
     """Return text whose control characters show their names: a model's answer must not steer the terminal."""
     return Text("".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text))
 

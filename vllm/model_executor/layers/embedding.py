@@ -2,31 +2,33 @@
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+
+from vllm import _custom_ops as ops
+from vllm.model_executor.layers.linear import WeightMatrix
 
 # torch before 2.8 rounds such a product to the weights' type.
 _HAS_WIDE_RESULTS = "dtype_out" in torch.ops.aten.mm.overloads()
-# Rows of a narrow head that are widened to float32 at a time on a CPU: 8,192 · 4,096 numbers are 128 MiB.
+# Rows of a narrow head that are widened to float32 at a time off the CPU: 8,192 · 4,096 numbers are 128 MiB.
 _MAX_WIDENED_NUMBERS = 1 << 25
 
 
-class Embedding(nn.Module):
+class Embedding(WeightMatrix):
     """Token id → row of the matrix."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size, dtype=dtype), requires_grad=False)
-
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:  # [num_tokens] int64 → [num_tokens, hidden_size]
-        return F.embedding(token_ids, self.weight)
+        rows = F.embedding(token_ids, self.weight).to(self.compute_dtype)
+        return rows if self.weight_scale is None else rows * self.weight_scale[token_ids, None]
 
 
 def compute_float32_product(
     hidden: torch.Tensor,  # [num_rows, hidden_size]
-    weight: torch.Tensor,  # [vocab_size, hidden_size]
+    head: WeightMatrix,  # [vocab_size, hidden_size]
     out: torch.Tensor | None = None,  # [num_rows, vocab_size] float32
 ) -> torch.Tensor:  # [num_rows, vocab_size] float32
     """Return hidden · weightᵀ with float32 results: logits are never rounded to the weights' narrower type."""
+    weight = head.weight
+    if weight.is_cpu and weight.dtype != torch.float16:
+        return ops.linear(hidden.float(), weight, None, head.weight_scale, out)
     if weight.dtype == torch.float32:
         return torch.mm(hidden.float(), weight.t()) if out is None else torch.mm(hidden.float(), weight.t(), out=out)
     if out is None:

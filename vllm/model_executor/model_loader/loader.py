@@ -20,6 +20,7 @@ from vllm.model_executor.model_loader.hf_weights import open_folder
 from vllm.model_executor.model_loader.weight_source import WeightSource
 from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.registry import ModelRegistry
+from vllm.model_executor.number_types import choose_number_types
 from vllm.model_executor.weights import check_weights
 from vllm.v1.attention import get_attention_backend
 
@@ -29,7 +30,7 @@ _DUMMY_SPREAD = 0.02  # of random weights; norms are drawn around 1
 
 
 def resolve_dtype(dtype: str, checkpoint_dtype: str, device: str) -> torch.dtype:
-    """Return the type to compute in.
+    """Return the type that weights are stored in.
 
     dtype: "auto", "float32", "bfloat16", "float16" (also "float", "half"); "auto" is the checkpoint's, unless `device`
     ("cpu", "cuda", …) computes it slowly: then float32, said in the log.
@@ -52,18 +53,19 @@ def resolve_dtype(dtype: str, checkpoint_dtype: str, device: str) -> torch.dtype
 
 
 def load_model(vllm_config: VllmConfig, dtype: torch.dtype, device: torch.device) -> LlamaForCausalLM:
-    """Return the model with its weights on `device` in `dtype`.
+    """Return the model with its weights on `device`, stored and computed in what `dtype` comes to there.
 
     Raises:
         ModelLoadError: missing, unexpected or mis-shaped weights (listed), or a damaged file.
     """
     model_config, load_config = vllm_config.model_config, vllm_config.load_config
     config = model_config.transformer
+    types = choose_number_types(dtype, model_config.quantization, device.type)
     # Weights are changed later, outside inference mode: they must not be born inside it.
     with torch.inference_mode(False), torch.no_grad():
         with torch.device("meta"):
             model = ModelRegistry.resolve(config.architecture)(
-                config, dtype, model_config.max_model_len, get_attention_backend(device)
+                config, types, model_config.max_model_len, get_attention_backend(device)
             )
         if load_config.load_format == "dummy":
             _take_memory(model, device)
@@ -101,7 +103,7 @@ def _take_memory(model: LlamaForCausalLM, device: torch.device) -> None:
 def _fill_at_random(model: LlamaForCausalLM, seed: int) -> None:
     """Draw every weight: the same for the same seed on every device."""
     generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
+    for name, slot in model.get_slots().items():
         centre = 1.0 if "norm" in name else 0.0
-        noise = torch.empty(parameter.shape, dtype=torch.float32).normal_(centre, _DUMMY_SPREAD, generator=generator)
-        parameter.data.copy_(noise)
+        noise = torch.empty(slot.shape, dtype=torch.float32).normal_(centre, _DUMMY_SPREAD, generator=generator)
+        slot.write(name, noise)

@@ -18,6 +18,7 @@ from vllm.model_executor.layers.embedding import Embedding, compute_float32_prod
 from vllm.model_executor.layers.linear import Linear
 from vllm.model_executor.layers.norm import RMSNorm
 from vllm.model_executor.layers.rotary import RotaryEmbedding, Rotation, rotate
+from vllm.model_executor.number_types import NumberTypes
 from vllm.model_executor.weights import WeightSlot, collect_slots, is_ignored, list_names, to_canonical_name
 from vllm.v1.attention import AttentionBackend, AttentionMetadata
 
@@ -25,18 +26,18 @@ from vllm.v1.attention import AttentionBackend, AttentionMetadata
 class LlamaAttention(nn.Module):
     """Grouped-query attention over the paged KV cache."""
 
-    def __init__(self, config: TransformerConfig, layer: int, dtype: torch.dtype, backend: AttentionBackend) -> None:
+    def __init__(self, config: TransformerConfig, layer: int, types: NumberTypes, backend: AttentionBackend) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = config.head_dim
         kv_size = self.num_kv_heads * self.head_dim
         parts = {"q_proj": self.num_heads * self.head_dim, "k_proj": kv_size, "v_proj": kv_size}
-        self.qkv_proj = Linear(config.hidden_size, parts, has_bias=config.attention_bias, dtype=dtype)
+        self.qkv_proj = Linear(config.hidden_size, parts, has_bias=config.attention_bias, types=types)
         self.o_proj = Linear(
-            self.num_heads * self.head_dim, config.hidden_size, has_bias=config.attention_out_bias, dtype=dtype
+            self.num_heads * self.head_dim, config.hidden_size, has_bias=config.attention_out_bias, types=types
         )
-        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, dtype) if config.qk_norm else None
-        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, dtype) if config.qk_norm else None
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, types.compute) if config.qk_norm else None
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, types.compute) if config.qk_norm else None
         layers = config.sliding_window_layers
         self.sliding_window = config.sliding_window if layers is None or layer in layers else None
         self.scale = self.head_dim**-0.5
@@ -63,12 +64,12 @@ class LlamaAttention(nn.Module):
 class LlamaMLP(nn.Module):
     """The gated feed-forward part."""
 
-    def __init__(self, config: TransformerConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: TransformerConfig, types: NumberTypes) -> None:
         super().__init__()
         size = config.intermediate_size
         parts = {"gate_proj": size, "up_proj": size}
-        self.gate_up_proj = Linear(config.hidden_size, parts, has_bias=config.mlp_bias, dtype=dtype)
-        self.down_proj = Linear(size, config.hidden_size, has_bias=config.mlp_bias, dtype=dtype)
+        self.gate_up_proj = Linear(config.hidden_size, parts, has_bias=config.mlp_bias, types=types)
+        self.down_proj = Linear(size, config.hidden_size, has_bias=config.mlp_bias, types=types)
         self.activation = ACTIVATIONS[config.hidden_act]
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:  # [num_tokens, hidden_size], the same shape out
@@ -78,12 +79,12 @@ class LlamaMLP(nn.Module):
 class LlamaLayer(nn.Module):
     """One block; `hidden` is the residual stream and is changed in place."""
 
-    def __init__(self, config: TransformerConfig, layer: int, dtype: torch.dtype, backend: AttentionBackend) -> None:
+    def __init__(self, config: TransformerConfig, layer: int, types: NumberTypes, backend: AttentionBackend) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.self_attn = LlamaAttention(config, layer, dtype, backend)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.mlp = LlamaMLP(config, dtype)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, types.compute)
+        self.self_attn = LlamaAttention(config, layer, types, backend)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, types.compute)
+        self.mlp = LlamaMLP(config, types)
 
     def forward(
         self, hidden: torch.Tensor, rotation: Rotation, kv_cache: torch.Tensor, attn: AttentionMetadata
@@ -96,13 +97,13 @@ class LlamaLayer(nn.Module):
 class LlamaModel(nn.Module):
     """The decoder below its head; module names are the checkpoint's."""
 
-    def __init__(self, config: TransformerConfig, dtype: torch.dtype, backend: AttentionBackend) -> None:
+    def __init__(self, config: TransformerConfig, types: NumberTypes, backend: AttentionBackend) -> None:
         super().__init__()
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, types)
         self.layers = nn.ModuleList(
-            LlamaLayer(config, layer, dtype, backend) for layer in range(config.num_hidden_layers)
+            LlamaLayer(config, layer, types, backend) for layer in range(config.num_hidden_layers)
         )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, types.compute)
 
 
 class LlamaForCausalLM(nn.Module):
@@ -113,14 +114,14 @@ class LlamaForCausalLM(nn.Module):
     """
 
     def __init__(
-        self, config: TransformerConfig, dtype: torch.dtype, max_model_len: int, backend: AttentionBackend
+        self, config: TransformerConfig, types: NumberTypes, max_model_len: int, backend: AttentionBackend
     ) -> None:
         super().__init__()
         self.config = config
-        self.dtype = dtype
-        self.model = LlamaModel(config, dtype, backend)
+        self.dtype = types.compute  # of activations and the KV cache
+        self.model = LlamaModel(config, types, backend)
         self.lm_head = (
-            None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size, dtype=dtype)
+            None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size, types=types)
         )
         self.rotary = RotaryEmbedding(config, max_model_len)
         self.on_weights_changed: list[Callable[[], None]] = []
@@ -146,7 +147,7 @@ class LlamaForCausalLM(nn.Module):
     ) -> torch.Tensor:  # [num_rows, vocab_size] float32
         """Return the logits of the checkpoint's whole vocabulary, products and results in float32."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return compute_float32_product(hidden, head.weight, out)
+        return compute_float32_product(hidden, head, out)
 
     def expected_weight_names(self) -> set[str]:
         """Return the names, without "model.", of the weights that the model is made of."""

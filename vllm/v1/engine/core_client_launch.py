@@ -32,9 +32,10 @@ from vllm.v1.messages import EngineCoreReady
 _BOOT = "import sys; sys.path[:] = sys.argv[2:]; from vllm.v1.engine.core_proc import main; main()"
 _TITLE = "vllm-engine-core"
 
-# A thread of libgomp that waits spins: by default for some milliseconds, all through what the front end has to do
-# between two steps, and on two cores that is its core. See docs/performance.md for the figures.
-OPENMP_SPIN_COUNT = "10000"
+# How often a thread of libgomp that waits looks again before it sleeps. The default is some milliseconds, all through
+# what the front end has to do between two steps: on two cores that is its core. A thousand looks (10 to 50 µs) bridge
+# the gap between two parallel regions of one step, so that threads don't have to be woken for each.
+OPENMP_SPIN_COUNT = "1000"
 
 # Messages that wait in a socket before the core stands still: a front end that lags behind does not fill the memory.
 MAX_WAITING_OUTPUTS = 16
@@ -46,10 +47,10 @@ _END_TIMEOUT_S = 1.0
 class CoreProcess:
     """A core process, from its start to its end, and the two sockets to it.
 
-    Nothing here waits but `wait_until_ready` and `stop`.
+    Nothing here waits but `wait_until_ready`, `receive` and `stop`.
     """
 
-    def __init__(self, vllm_config: VllmConfig, context: zmq.Context, *, steps_on_demand: bool) -> None:
+    def __init__(self, vllm_config: VllmConfig, *, steps_on_demand: bool) -> None:
         self._folder = _make_folder()
         self._encoder = Encoder()
         self._decoder = make_decoder_of_letters_from_core()
@@ -59,16 +60,10 @@ class CoreProcess:
             parent_pid=os.getpid(),
             steps_on_demand=steps_on_demand,
         )
-        self.inputs = context.socket(zmq.PUSH)
-        self.outputs = context.socket(zmq.PULL)
-        for socket in (self.inputs, self.outputs):
-            socket.linger = 0
-        self.inputs.sndhwm = 0
-        self.outputs.rcvhwm = MAX_WAITING_OUTPUTS
+        context = zmq.Context()
+        self.inputs, self.outputs = _bind_sockets(context, start_up)
         self.life_fd, child_fd = os.pipe()  # readable when the core has died
         try:
-            self.inputs.bind(start_up.inputs_address)
-            self.outputs.bind(start_up.outputs_address)
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, _TITLE, *(path or os.getcwd() for path in sys.path)],
                 stdin=subprocess.PIPE,
@@ -77,13 +72,18 @@ class CoreProcess:
                 start_new_session=True,  # Ctrl-C is the front end's matter
             )
         except BaseException:
+            context.destroy()
             os.close(self.life_fd)
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
         finally:
             os.close(child_fd)
-        # Also at the interpreter's end, and when nobody holds the client any more.
-        self._end = weakref.finalize(self, _end_process, self._process, self.life_fd, self._folder, os.getpid())
+        # Also at the interpreter's end, and when nobody holds the client any more. The sockets stand here so that they
+        # are not collected together with their context, which would wait for their end for ever.
+        sockets = (self.inputs, self.outputs)
+        self._end = weakref.finalize(
+            self, _end_process, self._process, context, sockets, self.life_fd, self._folder, os.getpid()
+        )
         with contextlib.suppress(BrokenPipeError):  # it died already: wait_until_ready tells why
             self._write_start_up(start_up)
 
@@ -134,8 +134,8 @@ class CoreProcess:
             TypeError: it can't travel.
         """
         frames = self._encoder.encode(letter)
-        if self._process.stdin is None or self._process.stdin.closed:
-            raise EngineDeadError("the engine was shut down; make a new one")
+        if not self._end.alive:
+            raise EngineDeadError(self.describe_end())
         try:
             self.inputs.send_multipart(frames, flags=zmq.NOBLOCK)
         except zmq.Again:
@@ -188,13 +188,28 @@ class CoreProcess:
 
     def stop(self) -> None:
         """End the process within a second or so and close everything; a second call does nothing."""
-        if self._end.alive:
-            self._end()
-            self.inputs.close()
-            self.outputs.close()
+        self._end()
 
 
-def _end_process(process: subprocess.Popen[bytes], life_fd: int, folder: str, owner_pid: int) -> None:
+def _bind_sockets(context: zmq.Context, start_up: StartUp) -> tuple[zmq.Socket, zmq.Socket]:
+    """Return the sockets to the core and from it."""
+    inputs, outputs = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+    inputs.linger = outputs.linger = 0
+    inputs.sndhwm = 0
+    outputs.rcvhwm = MAX_WAITING_OUTPUTS
+    inputs.bind(start_up.inputs_address)
+    outputs.bind(start_up.outputs_address)
+    return inputs, outputs
+
+
+def _end_process(
+    process: subprocess.Popen[bytes],
+    context: zmq.Context,
+    sockets: tuple[zmq.Socket, zmq.Socket],
+    life_fd: int,
+    folder: str,
+    owner_pid: int,
+) -> None:
     if os.getpid() != owner_pid:  # a fork of the front end: the core is not its own
         return
     with contextlib.suppress(OSError):
@@ -205,12 +220,15 @@ def _end_process(process: subprocess.Popen[bytes], life_fd: int, folder: str, ow
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    for socket in sockets:
+        socket.close(linger=0)
+    context.term()
     os.close(life_fd)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _leave_out_hf_config(vllm_config: VllmConfig) -> VllmConfig:
-    """Return the configuration without config.json as it is: the core does not read it, and not all of it may travel."""
+    """Return the configuration without config.json: the core does not read it, and not all of it may travel."""
     return dataclasses.replace(vllm_config, model_config=dataclasses.replace(vllm_config.model_config, hf_config={}))
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import msgspec
-import zmq
 
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMUnsupportedError
@@ -33,8 +32,7 @@ class _Connection:
 
     def __init__(self, vllm_config: VllmConfig, *, steps_on_demand: bool) -> None:
         self._vllm_config = vllm_config
-        self._context = zmq.Context()
-        self.process = CoreProcess(vllm_config, self._context, steps_on_demand=steps_on_demand)
+        self.process = CoreProcess(vllm_config, steps_on_demand=steps_on_demand)
         self.num_sent = 0  # sequences
         self.num_taken = 0  # of them, as the core says
         self._num_calls = 0
@@ -43,7 +41,7 @@ class _Connection:
         try:
             return self.process.wait_until_ready()
         except BaseException:
-            self.shutdown()
+            self.process.stop()
             raise
 
     def check(self, request: EngineCoreRequest, ready: EngineCoreReady) -> None:
@@ -66,10 +64,6 @@ class _Connection:
         self._num_calls += 1
         self.process.send(Call(self._num_calls, method, list(args)))
         return self._num_calls
-
-    def shutdown(self) -> None:
-        self.process.stop()
-        self._context.destroy(linger=0)
 
 
 class SyncMPClient(EngineCoreClient):
@@ -148,7 +142,7 @@ class SyncMPClient(EngineCoreClient):
         return list(self._call("collective_rpc", check_method_name(method), timeout, list(args), kwargs or {}))
 
     def shutdown(self) -> None:
-        self._connection.shutdown()
+        self._process.stop()
 
     # ------------------------------------------------------------ letters
 
@@ -309,7 +303,7 @@ class AsyncMPClient:
     def shutdown(self) -> None:
         """End the process; a second call does nothing."""
         self._detach()
-        self._connection.shutdown()
+        self._process.stop()
 
 
 def check_method_name(method: Any) -> str:

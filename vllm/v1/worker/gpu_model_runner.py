@@ -13,6 +13,7 @@ import torch
 
 from vllm.config import VllmConfig
 from vllm.model_executor.model_loader import load_model
+from vllm.model_executor.number_types import choose_number_types
 from vllm.v1.attention import compute_positions, kv_bytes_per_block, make_attention_metadata, make_kv_caches
 from vllm.v1.messages import ModelRunnerOutput, PromptRange, SchedulerOutput
 from vllm.v1.sample.ops.logprobs import RowKind, score
@@ -47,6 +48,8 @@ class GPUModelRunner:
         self.vllm_config = vllm_config
         self.device = device
         self.dtype = dtype
+        quantization = vllm_config.model_config.quantization
+        self.kv_dtype = choose_number_types(dtype, quantization, device.type).compute
         self.block_size = vllm_config.cache_config.block_size
         self.vocab_size = vllm_config.model_config.vocab_size
         self.max_num_reqs = vllm_config.scheduler_config.max_num_seqs
@@ -93,10 +96,10 @@ class GPUModelRunner:
     def allocate_kv_caches(self, num_blocks: int) -> None:
         """Take the KV cache; its pages are touched when they are written."""
         transformer = self.vllm_config.model_config.transformer
-        self.kv_caches = make_kv_caches(transformer, num_blocks, self.block_size, self.dtype, self.device)
+        self.kv_caches = make_kv_caches(transformer, num_blocks, self.block_size, self.kv_dtype, self.device)
 
     def kv_bytes_per_block(self) -> int:
-        return kv_bytes_per_block(self.vllm_config.model_config.transformer, self.block_size, self.dtype)
+        return kv_bytes_per_block(self.vllm_config.model_config.transformer, self.block_size, self.kv_dtype)
 
     @torch.inference_mode()
     def run_largest_step(self) -> int:
@@ -110,7 +113,7 @@ class GPUModelRunner:
         max_blocks = -(-longest // self.block_size)
         tables = np.arange(len(query_lens) * max_blocks, dtype=np.int32).reshape(len(query_lens), max_blocks)
         kv_caches = make_kv_caches(
-            config.model_config.transformer, tables.size, self.block_size, self.dtype, self.device
+            config.model_config.transformer, tables.size, self.block_size, self.kv_dtype, self.device
         )
         attn = make_attention_metadata(query_lens, query_lens, tables, self.block_size, self.device)
         positions = torch.from_numpy(compute_positions(query_lens, query_lens)).to(self.device)

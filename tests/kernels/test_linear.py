@@ -1,0 +1,131 @@
+"""Products with weights against a float64 oracle: every size of remainder, every stored type, hostile numbers."""
+
+import itertools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from vllm import _custom_ops
+
+KINDS = [torch.float32, torch.bfloat16, torch.int8]
+# Both ways of multiplying (up to 24 rows, and more), whole and partial register blocks, tiles and panels.
+ROWS = [1, 2, 3, 4, 7, 8, 24, 25, 31, 33, 300]
+SIZES = [1, 7, 8, 15, 17, 64, 321, 576, 1025, 1536]
+COLUMNS = [1, 3, 4, 5, 15, 16, 17, 33, 130]
+
+
+class Product(NamedTuple):
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    scale: torch.Tensor | None
+
+
+def make_product(num_rows: int, size: int, num_columns: int, kind: torch.dtype, seed: int = 0) -> Product:
+    generator = torch.Generator().manual_seed(seed + 31 * num_rows + 7 * size + num_columns)
+    x = torch.randn(num_rows, size, generator=generator)
+    weight = torch.randn(num_columns, size, generator=generator)
+    bias = torch.randn(num_columns, generator=generator) if (num_rows + size) % 2 else None
+    if kind == torch.int8:
+        weight = torch.randint(-127, 128, (num_columns, size), generator=generator)
+    scale = torch.rand(num_columns, generator=generator) / 100 if kind == torch.int8 else None
+    return Product(x, weight.to(kind), bias, scale)
+
+
+def compute_oracle(product: Product) -> torch.Tensor:  # float64
+    wide = product.weight.double()
+    if product.scale is not None:
+        wide = wide * product.scale.double()[:, None]
+    result = product.x.double() @ wide.t()
+    return result if product.bias is None else result + product.bias.double()
+
+
+def assert_near(got: torch.Tensor, product: Product) -> None:
+    """float32 sums: an error of some units of rounding of the sum of magnitudes."""
+    absolute = Product(product.x.abs(), product.weight.abs(), product.bias, product.scale)
+    magnitude = compute_oracle(absolute._replace(bias=None)) + 1
+    assert got.dtype == torch.float32
+    assert ((got.double() - compute_oracle(product)).abs() / magnitude).max() < 3e-6
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_every_ragged_size_gives_the_oracle_s_numbers(ops: SimpleNamespace, kind: torch.dtype) -> None:
+    for i, (num_rows, size) in enumerate(itertools.product(ROWS, SIZES)):
+        product = make_product(num_rows, size, COLUMNS[i % len(COLUMNS)], kind)
+        assert_near(ops.linear(*product), product)
+    for num_rows, num_columns in itertools.product((1, 5, 40), COLUMNS):
+        product = make_product(num_rows, 48, num_columns, kind)
+        assert_near(ops.linear(*product), product)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_an_output_does_not_depend_on_the_threads_or_on_the_rows_and_columns_beside_it(kind: torch.dtype) -> None:
+    for num_rows, size in ((24, 576), (24, 1536), (90, 576), (90, 1537)):
+        product = make_product(num_rows, size, 300, kind)
+        torch.set_num_threads(1)
+        wanted = _custom_ops.linear(*product)
+        torch.set_num_threads(2)
+        assert torch.equal(_custom_ops.linear(*product), wanted)
+        fewest = 1 if num_rows <= 24 else 25
+        for rows in (slice(0, fewest), slice(num_rows - fewest, num_rows), slice(1, fewest + 5)):
+            part = _custom_ops.linear(product.x[rows], *product[1:])
+            assert torch.equal(part, wanted[rows]), (num_rows, rows)
+        columns = slice(37, 150)
+        bias, scale = (None if row is None else row[columns] for row in product[2:])
+        part = _custom_ops.linear(product.x, product.weight[columns], bias, scale)
+        assert torch.equal(part, wanted[:, columns])
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_instruction_sets_agree_to_rounding(
+    kind: torch.dtype, on_each_variant: Callable[[Callable[[], Any]], list[Any]]
+) -> None:
+    for num_rows in (5, 40):
+        product = make_product(num_rows, 577, 50, kind)
+        for got in on_each_variant(lambda product=product: _custom_ops.linear(*product)):
+            assert_near(got, product)
+
+
+@pytest.mark.parametrize("num_rows", [2, 30])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
+def test_nan_and_infinity_reach_their_own_outputs_and_no_others(
+    ops: SimpleNamespace, kind: torch.dtype, num_rows: int
+) -> None:
+    """The last number of a row is where a padded vector could bring the neighbour's in."""
+    x, weight, _, _ = make_product(num_rows, 37, 21, kind)
+    wanted = ops.linear(x, weight)
+    weight[4, 36], weight[9, 0], x[1, 36] = torch.nan, torch.inf, torch.nan
+    got = ops.linear(x, weight)
+    assert got[:, 4].isnan().all() and got[1].isnan().all()
+    rest = [c for c in range(21) if c not in (4, 9)]
+    others = [r for r in range(num_rows) if r != 1]
+    assert torch.equal(got[others][:, rest], wanted[others][:, rest])
+    assert torch.equal(got[others, 9], x[others, 0].sign() * torch.inf)
+
+
+@pytest.mark.parametrize("num_rows", [2, 30])
+def test_extreme_numbers_stay_what_they_are(ops: SimpleNamespace, num_rows: int) -> None:
+    weight = torch.tensor([[3e38, 0.0], [1e-40, 0.0], [-0.0, 0.0], [2.0**-126, 2.0**-126]])
+    x = torch.tensor([[1.0, 1.0]]).repeat(num_rows, 1)
+    got = ops.linear(x, weight)
+    assert torch.equal(got, (x.double() @ weight.double().t()).float())
+    assert ops.linear(x * 2, weight)[:, 0].isinf().all(), "an overflow is infinity, not a wrong number"
+
+
+@pytest.mark.parametrize("num_rows", [1, 30])
+def test_strided_rows_and_a_given_output_are_served_in_place(ops: SimpleNamespace, num_rows: int) -> None:
+    wide = torch.randn(num_rows, 100)
+    x, weight = wide[:, 3:53], torch.randn(40, 50)
+    workspace = torch.full((num_rows + 1, 60), 7.0)
+    out = workspace[:num_rows, :40]
+    assert ops.linear(x, weight, None, None, out) is out
+    assert_near(out, Product(x, weight, None, None))
+    assert workspace[num_rows:].eq(7).all() and workspace[:, 40:].eq(7).all(), "wrote beside the output"
+    assert ops.linear(x[None], weight).shape == (1, num_rows, 40)
+
+
+def test_no_rows_give_no_rows(ops: SimpleNamespace) -> None:
+    assert ops.linear(torch.empty(0, 8), torch.randn(3, 8)).shape == (0, 3)

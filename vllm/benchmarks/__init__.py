@@ -1,0 +1,1 @@
+"""`vllm bench`: a load generator for OpenAI servers, and timings of the engine in this process."""

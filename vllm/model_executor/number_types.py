@@ -1,0 +1,32 @@
+"""Which number types a model is stored and computed in."""
+
+from typing import NamedTuple
+
+import torch
+
+from vllm import platforms
+from vllm.exceptions import ModelLoadError
+
+
+class NumberTypes(NamedTuple):
+    """weights: of matrices and the embedding (int8: with a factor a row); compute: of everything else, KV cache too."""
+
+    weights: torch.dtype
+    compute: torch.dtype
+
+
+def choose_number_types(dtype: torch.dtype, quantization: str | None, device: str) -> NumberTypes:
+    """Return the types of a model whose resolved dtype is `dtype`, on `device` ("cpu", "cuda", …).
+
+    A CPU without bfloat16 units keeps such weights narrow, which halves what a step reads, and computes in float32.
+
+    Raises:
+        ModelLoadError: int8 weights off the CPU.
+    """
+    if quantization == "int8":
+        if device != "cpu":
+            raise ModelLoadError(f"quantization='int8' is served on the CPU only; the device is {device}")
+        return NumberTypes(torch.int8, torch.float32)
+    if device == "cpu" and dtype == torch.bfloat16 and not platforms.has_fast_dtype("bfloat16", device):
+        return NumberTypes(torch.bfloat16, torch.float32)
+    return NumberTypes(dtype, dtype)
