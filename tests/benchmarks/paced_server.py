@@ -100,7 +100,7 @@ class PacedServer:
                 await self._answer(json.loads(data or b"{}"), writer)
                 if self.closes_when_idle:
                     return
-        except (asyncio.IncompleteReadError, ConnectionError, Break):
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError, Break):
             pass
         finally:
             writer.close()

@@ -10,6 +10,7 @@ from tests.model_executor.runner import PagedRunner, compute_reference_logits, l
 from tests.tiny_models import load_tiny_reference, write_tiny_model
 
 TOLERANCE = 1e-4
+TAIL_TOLERANCE = 2e-3  # of log-probabilities below −15
 
 VARIANTS = {
     "llama": ("LlamaForCausalLM", {}),
@@ -190,7 +191,9 @@ def test_smollm2_equals_transformers(smollm2_folder: pathlib.Path, smollm2_gguf:
     ids = make_ids(96, vocab_size=49152)
     wanted = compute_reference_logits(load_tiny_reference(smollm2_folder), ids)
     got = PagedRunner(model, block_size=16).run_in_chunks("a", ids, 40)
-    assert (got - wanted).abs().max() <= 2e-4
+    logprobs, wanted_logprobs = got.log_softmax(-1), wanted.log_softmax(-1)
+    tolerance = torch.where(wanted_logprobs >= -15, TOLERANCE, TAIL_TOLERANCE)
+    assert ((logprobs - wanted_logprobs).abs() <= tolerance).all()
     assert torch.equal(got.argmax(-1), wanted.argmax(-1))
     from_gguf = load(smollm2_gguf)
     weights = dict(model.named_parameters())

@@ -157,8 +157,9 @@ class HttpClient:
                 ssl=self._tls,
             )
         except OSError as error:
-            is_plain = isinstance(error, ConnectionError) and error.errno
-            reason = os.strerror(error.errno) if is_plain else error.strerror or str(error) or type(error).__name__
+            reason = error.strerror or str(error) or type(error).__name__
+            if isinstance(error, ConnectionError) and error.errno:  # asyncio puts the address into strerror
+                reason = os.strerror(error.errno)
             raise HttpError(f"can't connect to {self.base_url}: {reason}") from None
         return connection
 

@@ -1,8 +1,8 @@
 // Products of rows of x with rows of weights. Included once per instruction set, after simd/dot_*.h and attention.h.
 //
 // Each output is summed in one fixed order whatever is computed beside it. Dots: over a block of `block_size` numbers
-// each lane adds its own, then the lanes are added, then the blocks in rising order. Panels: number by number. Narrow
-// weights are widened without rounding.
+// each lane adds its own, then the lanes are added, then the blocks in rising order. Panels: number by number, then the
+// blocks. Narrow weights are widened without rounding.
 #include <cstdint>
 
 namespace vllm::cpu::VLLM_VARIANT {
@@ -135,7 +135,7 @@ inline void multiply_panel_block(const ProductTile& tile, int64_t row) {
   const bool is_whole = tile.num_columns == kPanelColumns;
   const auto read = [&](const float* p) { return is_whole ? load(p) : load_tail(p, tile.num_columns, 0.0f); };
   Floats sums[kCount];
-  for (int r = 0; r < kCount; ++r) sums[r] = tile.adds ? read(output + r * tile.output_stride) : broadcast(0.0f);
+  for (int r = 0; r < kCount; ++r) sums[r] = broadcast(0.0f);
   const float* x = tile.x + row * tile.x_stride;
   const auto* panel = static_cast<const float*>(tile.weight);
   for (int64_t i = 0; i < tile.size; ++i) {
@@ -143,6 +143,8 @@ inline void multiply_panel_block(const ProductTile& tile, int64_t row) {
     for (int r = 0; r < kCount; ++r) sums[r] = multiply_add(broadcast(x[r * tile.x_stride + i]), weights, sums[r]);
   }
   for (int r = 0; r < kCount; ++r) {
+    // Blocks are summed apart and then added, which keeps rounding small.
+    if (tile.adds) sums[r] = sums[r] + read(output + r * tile.output_stride);
     if (tile.scale != nullptr) sums[r] = sums[r] * read(tile.scale);
     if (tile.bias != nullptr) sums[r] = sums[r] + read(tile.bias);
     if (is_whole) {

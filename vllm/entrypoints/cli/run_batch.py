@@ -6,7 +6,7 @@ import pathlib
 import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import msgspec
 import uvloop
@@ -43,15 +43,16 @@ def run(args: argparse.Namespace) -> int:
     if args.max_concurrency < 1:
         raise VLLMValidationError(f"--max-concurrency must be at least 1; got {args.max_concurrency}")
     lines = read_lines(args.input_file)
-    with _open_output(args.output_file) as out:
-        server = LocalServer(args)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            try:
+    _open_output(args.output_file, "a").close()  # a bad path is known before the model loads, and nothing lost by it
+    server = LocalServer(args)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            with _open_output(args.output_file, "w") as out:
                 failed = runner.run(
                     _write_answers(server, lines, out, args.max_concurrency, is_quiet=args.disable_tqdm)
                 )
-            finally:
-                runner.run(server.close())
+        finally:
+            runner.run(server.close())
     print(f"vllm run-batch: {len(lines)} requests, {failed} failed", file=sys.stderr)
     return 0
 
@@ -72,11 +73,11 @@ def read_lines(name: str) -> list[bytes]:
     return lines
 
 
-def _open_output(name: str) -> TextIO:
+def _open_output(name: str, mode: Literal["a", "w"]) -> TextIO:
     if name == "-":
         return open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False)
     try:
-        return pathlib.Path(name).open("w", encoding="utf-8")
+        return pathlib.Path(name).open(mode, encoding="utf-8")
     except OSError as error:
         raise VLLMValidationError(f"--output-file: {name} can't be written: {error.strerror or error}") from None
 

@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from vllm import _custom_ops as ops
+
 
 def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
@@ -25,5 +27,7 @@ def gate_and_multiply(
     activation: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:  # [num_rows, size]
     """Return activation(gate) · up."""
+    if activation is F.silu:
+        return ops.silu_and_multiply(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return activation(gate).mul_(up)

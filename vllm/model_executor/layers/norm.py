@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from vllm import _custom_ops as ops
+
 
 class RMSNorm(nn.Module):
     """x / √(mean(x²) + eps) · weight over the last dimension; in float32, rounded once to the input's dtype."""
@@ -12,7 +14,9 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
         self.eps = eps
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # [..., size], the same shape out
-        wide = x.float()
-        inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(self.eps))
-        return (wide * inverse).mul_(self.weight).to(x.dtype)
+    def forward(
+        self,
+        x: torch.Tensor,  # [..., size]
+        residual: torch.Tensor | None = None,  # [num_rows, size]: x is added to it in place, and the sum is normed
+    ) -> torch.Tensor:  # the shape of x
+        return ops.rms_norm(x, self.weight, self.eps, residual)

@@ -42,16 +42,6 @@ class RotaryEmbedding:
         return Rotation(torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None])
 
 
-def rotate(
-    heads: torch.Tensor,  # [num_tokens, num_heads, head_dim]
-    rotation: Rotation,
-) -> torch.Tensor:  # the same shape and dtype
-    """Turn every head by its token's rotation, in float32."""
-    wide = heads.float()
-    swapped = wide.roll(heads.shape[-1] // 2, -1)
-    return (wide * rotation.cos).addcmul_(swapped, rotation.sin).to(heads.dtype)
-
-
 def compute_frequencies(config: TransformerConfig, max_model_len: int) -> RotaryFrequencies:
     """Return the frequencies that `config.rope_scaling` asks for.
 

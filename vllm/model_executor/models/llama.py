@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
+from vllm import _custom_ops as ops
 from vllm.config import TransformerConfig
 from vllm.exceptions import ModelLoadError
 from vllm.model_executor.layers.activation import ACTIVATIONS, gate_and_multiply
 from vllm.model_executor.layers.embedding import Embedding, compute_float32_product
 from vllm.model_executor.layers.linear import Linear
 from vllm.model_executor.layers.norm import RMSNorm
-from vllm.model_executor.layers.rotary import RotaryEmbedding, Rotation, rotate
+from vllm.model_executor.layers.rotary import RotaryEmbedding, Rotation
 from vllm.model_executor.number_types import NumberTypes
 from vllm.model_executor.weights import WeightSlot, collect_slots, is_ignored, list_names, to_canonical_name
 from vllm.v1.attention import AttentionBackend, AttentionMetadata
@@ -38,10 +39,11 @@ class LlamaAttention(nn.Module):
         )
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, types.compute) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, types.compute) if config.qk_norm else None
+        self.norm_eps = config.rms_norm_eps
         layers = config.sliding_window_layers
         self.sliding_window = config.sliding_window if layers is None or layer in layers else None
         self.scale = self.head_dim**-0.5
-        self.paged_attention = backend.paged_attention
+        self.attend = backend.attend
 
     def forward(
         self,
@@ -50,15 +52,13 @@ class LlamaAttention(nn.Module):
         kv_cache: torch.Tensor,  # [2, num_blocks, block_size, num_kv_heads, head_dim]
         attn: AttentionMetadata,
     ) -> torch.Tensor:  # [num_tokens, hidden_size]
-        num_turned = self.num_heads + self.num_kv_heads
-        heads = self.qkv_proj(hidden).view(hidden.shape[0], num_turned + self.num_kv_heads, self.head_dim)
-        turned, value = heads[:, :num_turned], heads[:, num_turned:]
-        if self.q_norm is not None and self.k_norm is not None:
-            query, key = turned.split((self.num_heads, self.num_kv_heads), dim=1)
-            turned = torch.cat((self.q_norm(query), self.k_norm(key)), dim=1)
-        query, key = rotate(turned, rotation).split((self.num_heads, self.num_kv_heads), dim=1)
-        attended = self.paged_attention(query, key, value, kv_cache, attn, self.scale, self.sliding_window)
-        return self.o_proj(attended.flatten(1))
+        heads = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
+        query_norm = None if self.q_norm is None else self.q_norm.weight
+        key_norm = None if self.k_norm is None else self.k_norm.weight
+        query = ops.rotate_and_write_kv(
+            heads, rotation.cos, rotation.sin, kv_cache, attn.slot_mapping, query_norm, key_norm, self.norm_eps
+        )
+        return self.o_proj(self.attend(query, kv_cache, attn, self.scale, self.sliding_window).flatten(1))
 
 
 class LlamaMLP(nn.Module):
@@ -77,7 +77,7 @@ class LlamaMLP(nn.Module):
 
 
 class LlamaLayer(nn.Module):
-    """One block; `hidden` is the residual stream and is changed in place."""
+    """One block. The residual stream is changed in place; what a block adds to it is added by the norm that follows."""
 
     def __init__(self, config: TransformerConfig, layer: int, types: NumberTypes, backend: AttentionBackend) -> None:
         super().__init__()
@@ -87,11 +87,16 @@ class LlamaLayer(nn.Module):
         self.mlp = LlamaMLP(config, types)
 
     def forward(
-        self, hidden: torch.Tensor, rotation: Rotation, kv_cache: torch.Tensor, attn: AttentionMetadata
-    ) -> torch.Tensor:
-        hidden += self.self_attn(self.input_layernorm(hidden), rotation, kv_cache, attn)
-        hidden += self.mlp(self.post_attention_layernorm(hidden))
-        return hidden
+        self,
+        residual: torch.Tensor,  # [num_tokens, hidden_size], changed in place
+        added: torch.Tensor | None,  # [num_tokens, hidden_size], still to be added to it
+        rotation: Rotation,
+        kv_cache: torch.Tensor,
+        attn: AttentionMetadata,
+    ) -> torch.Tensor:  # [num_tokens, hidden_size], still to be added to the residual stream
+        normed = self.input_layernorm(residual) if added is None else self.input_layernorm(added, residual)
+        added = self.self_attn(normed, rotation, kv_cache, attn)
+        return self.mlp(self.post_attention_layernorm(added, residual))
 
 
 class LlamaModel(nn.Module):
@@ -135,10 +140,10 @@ class LlamaForCausalLM(nn.Module):
         attn: AttentionMetadata,
     ) -> torch.Tensor:  # [num_tokens, hidden_size], after the final norm
         rotation = self.rotary.make_rotation(positions)
-        hidden = self.model.embed_tokens(input_ids)
+        residual, added = self.model.embed_tokens(input_ids), None
         for layer, kv_cache in zip(self.model.layers, kv_caches, strict=True):
-            hidden = layer(hidden, rotation, kv_cache, attn)
-        return self.model.norm(hidden)
+            added = layer(residual, added, rotation, kv_cache, attn)
+        return self.model.norm(residual) if added is None else self.model.norm(added, residual)
 
     def compute_logits(
         self,

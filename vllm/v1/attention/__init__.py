@@ -1,6 +1,6 @@
 """Attention over the paged KV cache."""
 
-from vllm.v1.attention.backend import AttentionBackend, PagedAttention, get_attention_backend
+from vllm.v1.attention.backend import Attend, AttentionBackend, get_attention_backend
 from vllm.v1.attention.kv_cache import kv_bytes_per_block, make_kv_caches
 from vllm.v1.attention.metadata import (
     AttentionMetadata,
@@ -10,10 +10,10 @@ from vllm.v1.attention.metadata import (
 )
 
 __all__ = [
+    "Attend",
     "AttentionBackend",
     "AttentionMetadata",
     "HostMetadata",
-    "PagedAttention",
     "compute_positions",
     "get_attention_backend",
     "kv_bytes_per_block",

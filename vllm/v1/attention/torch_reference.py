@@ -45,20 +45,17 @@ class _Plan(NamedTuple):
     prefills: list[_Prefill]
 
 
-def paged_attention(
+def attend(
     query: torch.Tensor,  # [num_tokens, num_heads, head_dim]
-    key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
-    value: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
-    kv_cache: torch.Tensor,  # [2, num_blocks, block_size, num_kv_heads, head_dim]
+    kv_cache: torch.Tensor,  # [2, num_blocks, block_size, num_kv_heads, head_dim]; the step's own are in it already
     attn: AttentionMetadata,
     scale: float,
     sliding_window: int | None = None,
 ) -> torch.Tensor:  # [num_tokens, num_heads, head_dim], the query's dtype
-    """Write the step's keys and values into the cache, then attend: causally, over each request's own blocks.
+    """Attend causally, over each request's own blocks.
 
     Position i sees positions j ≤ i; with a sliding window only those with j > i − sliding_window.
     """
-    write_kv(key, value, kv_cache, attn)
     plan = attn.plans.get(sliding_window)
     if plan is None:
         plan = attn.plans[sliding_window] = _make_plan(attn, kv_cache, sliding_window)
@@ -69,19 +66,6 @@ def paged_attention(
         rows = slice(prefill.first_row, prefill.end_row)
         output[rows] = _attend_tile(query[rows], kv_cache, prefill, scale, sliding_window).to(query.dtype)
     return output
-
-
-def write_kv(
-    key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
-    value: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
-    kv_cache: torch.Tensor,  # [2, num_blocks, block_size, num_kv_heads, head_dim]
-    attn: AttentionMetadata,
-) -> None:
-    """Store the step's keys and values in their slots, in the cache's dtype."""
-    width = key.shape[1] * key.shape[2]
-    slots = kv_cache.view(2, -1, width)
-    for cache, new in zip(slots, (key, value), strict=True):
-        cache.index_copy_(0, attn.slot_mapping, new.reshape(-1, width).to(cache.dtype))
 
 
 def _attend_decodes(

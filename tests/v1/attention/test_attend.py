@@ -1,4 +1,4 @@
-"""The reference backend against dense attention in float64, over a cache full of NaN."""
+"""The attention backends against dense attention in float64, over a cache full of NaN."""
 
 import random
 from typing import Any
@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from vllm import _custom_ops as ops
 from vllm.config import TransformerConfig
 from vllm.v1.attention import (
+    Attend,
     AttentionMetadata,
     compute_positions,
     get_attention_backend,
@@ -18,11 +20,20 @@ from vllm.v1.attention import (
     torch_reference,
 )
 
-paged_attention = get_attention_backend("cpu").paged_attention
+BACKENDS = {"torch_reference": torch_reference.attend, "cpu_kernels": get_attention_backend("cpu").attend}
+
+
+@pytest.fixture(autouse=True, params=list(BACKENDS))
+def backend(request: pytest.FixtureRequest) -> str:
+    """Every test runs on the reference and on the CPU's kernels."""
+    Batch.attend_by = staticmethod(BACKENDS[request.param])
+    return str(request.param)
 
 
 class Batch:
     """Random requests whose contexts are in a cache already, and a step's queries, keys and values."""
+
+    attend_by: Attend
 
     def __init__(
         self,
@@ -61,7 +72,8 @@ class Batch:
         )
 
     def attend(self, scale: float = 0.3, window: int | None = None) -> torch.Tensor:
-        return paged_attention(self.query, self.key, self.value, self.cache, self.attn, scale, window)
+        ops.write_kv(self.key, self.value, self.cache, self.attn.slot_mapping)
+        return self.attend_by(self.query, self.cache, self.attn, scale, window)
 
     def attend_densely(self, scale: float = 0.3, window: int | None = None) -> torch.Tensor:
         """float64, one request after the other, the whole score matrix."""
@@ -113,7 +125,10 @@ def test_random_batches_equal_dense_float64() -> None:
         assert torch.allclose(got, wanted, atol=2e-6, rtol=1e-5), (lens, window)
 
 
-def test_long_prefills_in_tiles_and_decodes_in_groups_equal_dense_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_references_tiles_and_groups_equal_dense_float64_and_keep_their_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Batch, "attend_by", staticmethod(torch_reference.attend))
     monkeypatch.setattr(torch_reference, "_TILE_ROWS", 7)
     monkeypatch.setattr(torch_reference, "_MAX_GROUP_BYTES", 2048)
     batch = Batch(MIXED + [(1, 12)] * 20)
