@@ -17,7 +17,7 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.map')
 CXX_SOURCES := $(filter-out %.map,$(SOURCES))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-clients test-gpu lint format typecheck werror bench model dist clean
+.PHONY: help demo test test-slow test-gpu lint format typecheck werror bench model dist clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,9 +44,6 @@ test: $(READY) $(KERNELS) ## the suite, in minutes
 
 test-slow: $(READY) $(KERNELS) ## the long tests
 	$(PY) -m pytest tests -m "slow and not gpu"
-
-test-clients: $(READY) $(KERNELS) ## the tests that drive other people's clients
-	$(PY) -m pytest tests/clients -m "not gpu"
 
 test-gpu: $(READY) $(KERNELS) ## the parity tests on a CUDA device
 	$(PY) -m pytest tests -m gpu

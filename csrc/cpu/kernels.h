@@ -57,7 +57,7 @@ struct ProductTile {
   const void* weight;  // for dots: float, bfloat16 or int8 as the kernel's name says; for panels see pack_*
   int64_t weight_stride, num_columns;
   int64_t size, block_size;  // dots: sums run over a block, then over blocks
-  const char* fetched;       // dots: read into the cache meanwhile, as many bytes as the weights have
+  const char* fetched;       // dots: where the bytes lie that are read into the cache meanwhile, as many as weights
   bool adds;                 // panels: to what the output holds
   const float* scale;        // [num_columns]; null: 1
   const float* bias;         // [num_columns]; null: 0

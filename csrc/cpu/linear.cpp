@@ -12,7 +12,7 @@ namespace vllm::cpu {
 namespace {
 
 // Up to here a dot product a weight row is faster, from there on panels are, which cost a transposition.
-constexpr int64_t kFewRows = 24;
+constexpr int64_t kFewRows = 48;
 constexpr int64_t kDotColumns = 8;
 // Numbers that one sum of a dot product runs over before its lanes are added.
 constexpr int64_t kDotBlock = 1024;

@@ -11,8 +11,8 @@ import torch
 from vllm import _custom_ops
 
 KINDS = [torch.float32, torch.bfloat16, torch.int8]
-# Both ways of multiplying (up to 24 rows, and more), whole and partial register blocks, tiles and panels.
-ROWS = [1, 2, 3, 4, 7, 8, 24, 25, 31, 33, 300]
+# Both ways of multiplying (up to 48 rows, and more), whole and partial register blocks, tiles and panels.
+ROWS = [1, 2, 3, 4, 7, 8, 33, 48, 49, 55, 250]
 SIZES = [1, 7, 8, 15, 17, 64, 321, 576, 1025, 1536]
 COLUMNS = [1, 3, 4, 5, 15, 16, 17, 33, 130]
 
@@ -56,20 +56,20 @@ def test_every_ragged_size_gives_the_oracle_s_numbers(ops: SimpleNamespace, kind
     for i, (num_rows, size) in enumerate(itertools.product(ROWS, SIZES)):
         product = make_product(num_rows, size, COLUMNS[i % len(COLUMNS)], kind)
         assert_near(ops.linear(*product), product)
-    for num_rows, num_columns in itertools.product((1, 5, 40), COLUMNS):
+    for num_rows, num_columns in itertools.product((1, 5, 60), COLUMNS):
         product = make_product(num_rows, 48, num_columns, kind)
         assert_near(ops.linear(*product), product)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_an_output_does_not_depend_on_the_threads_or_on_the_rows_and_columns_beside_it(kind: torch.dtype) -> None:
-    for num_rows, size in ((24, 576), (24, 1536), (90, 576), (90, 1537)):
+    for num_rows, size in ((48, 576), (48, 1536), (90, 576), (90, 1537)):
         product = make_product(num_rows, size, 300, kind)
         torch.set_num_threads(1)
         wanted = _custom_ops.linear(*product)
         torch.set_num_threads(2)
         assert torch.equal(_custom_ops.linear(*product), wanted)
-        fewest = 1 if num_rows <= 24 else 25
+        fewest = 1 if num_rows <= 48 else 49
         for rows in (slice(0, fewest), slice(num_rows - fewest, num_rows), slice(1, fewest + 5)):
             part = _custom_ops.linear(product.x[rows], *product[1:])
             assert torch.equal(part, wanted[rows]), (num_rows, rows)
@@ -83,13 +83,13 @@ def test_an_output_does_not_depend_on_the_threads_or_on_the_rows_and_columns_bes
 def test_the_instruction_sets_agree_to_rounding(
     kind: torch.dtype, on_each_variant: Callable[[Callable[[], Any]], list[Any]]
 ) -> None:
-    for num_rows in (5, 40):
+    for num_rows in (5, 60):
         product = make_product(num_rows, 577, 50, kind)
         for got in on_each_variant(lambda product=product: _custom_ops.linear(*product)):
             assert_near(got, product)
 
 
-@pytest.mark.parametrize("num_rows", [2, 30])
+@pytest.mark.parametrize("num_rows", [2, 60])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
 def test_nan_and_infinity_reach_their_own_outputs_and_no_others(
     ops: SimpleNamespace, kind: torch.dtype, num_rows: int
@@ -106,7 +106,7 @@ def test_nan_and_infinity_reach_their_own_outputs_and_no_others(
     assert torch.equal(got[others, 9], x[others, 0].sign() * torch.inf)
 
 
-@pytest.mark.parametrize("num_rows", [2, 30])
+@pytest.mark.parametrize("num_rows", [2, 60])
 def test_extreme_numbers_stay_what_they_are(ops: SimpleNamespace, num_rows: int) -> None:
     weight = torch.tensor([[3e38, 0.0], [1e-40, 0.0], [-0.0, 0.0], [2.0**-126, 2.0**-126]])
     x = torch.tensor([[1.0, 1.0]]).repeat(num_rows, 1)
@@ -115,7 +115,7 @@ def test_extreme_numbers_stay_what_they_are(ops: SimpleNamespace, num_rows: int)
     assert ops.linear(x * 2, weight)[:, 0].isinf().all(), "an overflow is infinity, not a wrong number"
 
 
-@pytest.mark.parametrize("num_rows", [1, 30])
+@pytest.mark.parametrize("num_rows", [1, 60])
 def test_strided_rows_and_a_given_output_are_served_in_place(ops: SimpleNamespace, num_rows: int) -> None:
     wide = torch.randn(num_rows, 100)
     x, weight = wide[:, 3:53], torch.randn(40, 50)

@@ -13,7 +13,7 @@ from vllm.model_executor.layers.linear import Linear
 from vllm.model_executor.model_loader import load_model
 from vllm.model_executor.number_types import NumberTypes, choose_number_types
 
-IDS = [(7 * i + 3) % 500 for i in range(40)]
+IDS = [(7 * i + 3) % 500 for i in range(60)]  # both ways of multiplying: up to 48 rows and more
 LOADS = {
     "float32": {},
     "bfloat16": {"dtype": torch.bfloat16},
@@ -45,20 +45,20 @@ def test_a_handed_over_weight_counts_from_the_next_step_on(tmp_path: pathlib.Pat
     old = load(write_tiny_model(tmp_path / "old", tokenizer=False, seed=1), **LOADS[kind])
     folder = write_tiny_model(tmp_path / "new", tokenizer=False, seed=2)
     new, theirs = load(folder, **LOADS[kind]), load_tiny_reference(folder)
-    for chunk in (5, 40):
+    for chunk in (5, 60):
         before, wanted = (PagedRunner(model).run_in_chunks("a", IDS, chunk) for model in (old, new))
         assert not torch.allclose(before, wanted, atol=0.1), "the two models must differ for this test to say anything"
     old.load_weights((name, tensor.detach()) for name, tensor in theirs.named_parameters())
-    for chunk in (5, 40):
+    for chunk in (5, 60):
         got, wanted = (PagedRunner(model).run_in_chunks("a", IDS, chunk) for model in (old, new))
         assert torch.equal(got, wanted)
     # One part of a fused matrix alone, in place: what a trainer's step does.
     name = "model.layers.0.self_attn.k_proj.weight"
     halved = dict(theirs.named_parameters())[name].detach() / 2
     old.load_weights([(name, halved)])
-    assert not torch.equal(PagedRunner(old).run_in_chunks("a", IDS, 40), wanted)
+    assert not torch.equal(PagedRunner(old).run_in_chunks("a", IDS, 60), wanted)
     new.load_weights([(name, halved)])
-    got, wanted = (PagedRunner(model).run_in_chunks("a", IDS, 40) for model in (old, new))
+    got, wanted = (PagedRunner(model).run_in_chunks("a", IDS, 60) for model in (old, new))
     assert torch.equal(got, wanted)
 
 

@@ -1,0 +1,168 @@
+"""Times each kernel against its torch oracle and against what the machine gives at that moment.
+
+Calls of all rivals and of two probes (reading memory, a product that stays in the cache) alternate, so that a machine
+that wanders slows all of them alike; figures are medians and their shares of the probes' medians. Weights go round in
+a pool that does not fit the cache.
+
+    python benchmarks/bench_kernels.py --seconds 40 --json kernels.json
+"""
+
+import argparse
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import report
+import torch
+import torch.nn.functional as F
+
+from vllm import _custom_ops as ops
+from vllm import platforms
+
+_POOL_BYTES = 192 << 20
+_PROBE_SIZE = 640  # three matrices of 1.6 MB
+_KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+# (numbers in, numbers out): the matrices of SmolLM2-135M, its head cut to a sixth.
+_SHAPES = [(576, 960), (576, 3072), (1536, 576), (576, 8192)]
+_ROWS = [1, 8, 32, 128]
+
+
+class Case(NamedTuple):
+    """One op on one size: rivals by name, what one call costs."""
+
+    name: str
+    rivals: dict[str, Callable[[int], object]]  # each takes the number of the round
+    num_bytes: dict[str, int]  # read or written, by rival
+    num_flops: int
+    repeats: int = 1  # calls timed as one: a single short one mostly finds its own code out of the cache
+
+
+class Probe:
+    """What the machine gives at the moment: memory read in GB/s, products in GFLOP/s."""
+
+    def __init__(self) -> None:
+        self.memory = torch.ones(_POOL_BYTES // 4).split(1 << 20)
+        self.left, self.right = torch.randn(2, _PROBE_SIZE, _PROBE_SIZE)
+
+    def read(self, turn: int) -> None:
+        self.memory[turn % len(self.memory)].sum()
+
+    def multiply(self, _: int) -> None:
+        torch.mm(self.left, self.right)
+
+
+def measure(case: Case, probe: Probe, seconds: float) -> list[list[object]]:
+    """Return a row of the table for each rival."""
+    calls = {**case.rivals, "memory probe": probe.read, "product probe": probe.multiply}
+    repeats = dict.fromkeys(calls, 1) | dict.fromkeys(case.rivals, case.repeats)
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    end = time.perf_counter() + seconds
+    for turn in itertools.count():
+        for number, (name, call) in enumerate(calls.items()):
+            start = time.perf_counter()
+            for _ in range(repeats[name]):
+                call(turn * 7 + number * 5)  # no rival finds in the cache what another has just read
+            times[name].append((time.perf_counter() - start) / repeats[name])
+        if time.perf_counter() > end and turn >= 4:
+            break
+    medians = {name: statistics.median(values[1:]) for name, values in times.items()}
+    memory_rate = probe.memory[0].nbytes / medians["memory probe"] / 1e9
+    product_rate = 2 * _PROBE_SIZE**3 / medians["product probe"] / 1e9
+    rows: list[list[object]] = []
+    for name in case.rivals:
+        seconds_a_call = medians[name]
+        rate, flops = case.num_bytes[name] / seconds_a_call / 1e9, case.num_flops / seconds_a_call / 1e9
+        shares = (rate, rate / memory_rate, flops, flops / product_rate)
+        rows.append([case.name, name, seconds_a_call * 1e6, *shares, len(times[name])])
+    return rows
+
+
+def make_linear_case(size: int, num_columns: int, num_rows: int) -> Case:
+    """Our products for each stored type, against torch's with plain and with packed weights."""
+    count = max(2, _POOL_BYTES // (4 * size * num_columns))
+    wide = [torch.randn(num_columns, size) for _ in range(count)]
+    scale = torch.ones(num_columns)
+    x, out = torch.randn(num_rows, size), torch.empty(num_rows, num_columns)
+    rivals: dict[str, Callable[[int], object]] = {}
+    num_bytes: dict[str, int] = {}
+    for name, kind in _KINDS.items():
+        pool = [weight.to(kind) for weight in wide]
+        factors = scale if kind == torch.int8 else None
+
+        def multiply(turn: int, pool: list[torch.Tensor] = pool, factors: torch.Tensor | None = factors) -> None:
+            ops.linear(x, pool[turn % count], None, factors, out)
+
+        rivals[name], num_bytes[name] = multiply, pool[0].nbytes
+    rivals["torch"] = lambda turn: F.linear(x, wide[turn % count])
+    num_bytes["torch"] = wide[0].nbytes
+    if torch.backends.mkldnn.is_available():
+        packed = [torch.ops.mkldnn._reorder_linear_weight(weight, num_rows) for weight in wide]
+        rivals["torch, packed"] = lambda turn: torch.ops.mkldnn._linear_pointwise(
+            x, packed[turn % count], None, "none", [], ""
+        )
+        num_bytes["torch, packed"] = wide[0].nbytes
+    return Case(f"linear {size}→{num_columns}, {num_rows} rows", rivals, num_bytes, 2 * num_rows * size * num_columns)
+
+
+def make_row_cases(num_rows: int) -> list[Case]:
+    """The small operations between products, and scoring: each reads its rows once."""
+    x, residual, weight = torch.randn(num_rows, 576), torch.randn(num_rows, 576), torch.ones(576)
+    gate_up, logits = torch.randn(num_rows, 3072), torch.randn(num_rows, 49152)
+    chosen, num_top = torch.zeros(num_rows, dtype=torch.int64), torch.full((num_rows,), 5, dtype=torch.int32)
+    pairs: dict[str, tuple[Callable[[], object], Callable[[], object], int]] = {
+        "rms_norm": (
+            lambda: ops.rms_norm(x, weight, 1e-5, residual),
+            lambda: ops.rms_norm_reference(x, weight, 1e-5, residual),
+            4 * x.nbytes,
+        ),
+        "silu_and_multiply": (
+            lambda: ops.silu_and_multiply(gate_up),
+            lambda: ops.silu_and_multiply_reference(gate_up),
+            3 * gate_up.nbytes // 2,
+        ),
+        "score_rows, 5 of 49,152": (
+            lambda: ops.score_rows(logits, chosen, num_top, 5, False),
+            lambda: ops.score_rows_reference(logits, chosen, num_top, 5, False),
+            logits.nbytes,
+        ),
+        "argmax_rows of 49,152": (
+            lambda: ops.argmax_rows(logits),
+            lambda: ops.argmax_rows_reference(logits),
+            logits.nbytes,
+        ),
+    }
+    cases = []
+    for name, (ours, oracle, num_bytes) in pairs.items():
+        rivals: dict[str, Callable[[int], object]] = {
+            "ours": lambda _, call=ours: call(),
+            "torch oracle": lambda _, call=oracle: call(),
+        }
+        cases.append(Case(f"{name}, {num_rows} rows", rivals, dict.fromkeys(rivals, num_bytes), 0, repeats=16))
+    return cases
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=40.0, help="of measuring, all cases together")
+    parser.add_argument("--threads", type=int, default=platforms.choose_num_threads())
+    parser.add_argument("--only", default="", help="cases whose names hold this text")
+    report.add_output_argument(parser)
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(given.threads)
+    makers: list[tuple[str, Callable[[], Case]]] = [
+        (f"linear {size}→{columns}, {rows} rows", lambda s=size, c=columns, r=rows: make_linear_case(s, c, r))
+        for (size, columns), rows in itertools.product(_SHAPES, _ROWS)
+    ]
+    makers += [(case.name, lambda case=case: case) for rows in (1, 32) for case in make_row_cases(rows)]
+    makers = [(name, make) for name, make in makers if given.only in name]
+    probe, table = Probe(), []
+    for _, make in makers:
+        table += measure(make(), probe, given.seconds / len(makers))
+    columns = ["kernel", "by", "median µs", "GB/s", "of the memory probe", "GFLOP/s", "of the product probe", "calls"]
+    report.show(f"Kernels, {given.threads} threads, {ops.get_simd_variant()}", columns, table, given.json)
+
+
+if __name__ == "__main__":
+    main()
