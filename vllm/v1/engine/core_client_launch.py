@@ -24,6 +24,7 @@ import zmq
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMServerError
+from vllm.v1.engine.core_client import bound_openmp_spinning
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.wire import Encoder, Failed, Frame, Ready, StartUp, make_decoder_of_letters_from_core
 from vllm.v1.messages import EngineCoreReady
@@ -31,11 +32,6 @@ from vllm.v1.messages import EngineCoreReady
 # The core imports from the very places that this process does, and nothing from the folder that it is started in.
 _BOOT = "import sys; sys.path[:] = sys.argv[2:]; from vllm.v1.engine.core_proc import main; main()"
 _TITLE = "vllm-engine-core"
-
-# How often a thread of libgomp that waits looks again before it sleeps. The default is some milliseconds, all through
-# what the front end has to do between two steps: on two cores that is its core. A thousand looks (10 to 50 µs) bridge
-# the gap between two parallel regions of one step, so that threads don't have to be woken for each.
-OPENMP_SPIN_COUNT = "1000"
 
 # Messages that wait in a socket before the core stands still: a front end that lags behind does not fill the memory.
 MAX_WAITING_OUTPUTS = 16
@@ -233,10 +229,9 @@ def _leave_out_hf_config(vllm_config: VllmConfig) -> VllmConfig:
 
 
 def _make_environment() -> dict[str, str]:
-    """Return this process's environment, with a bound on OpenMP's spinning unless the user has set his own."""
+    """Return this process's environment, with a bound on OpenMP's spinning."""
     environment = dict(os.environ)
-    if not environment.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
-        environment["GOMP_SPINCOUNT"] = OPENMP_SPIN_COUNT
+    bound_openmp_spinning(environment)
     return environment
 
 
