@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import tempfile
 from collections.abc import Iterator
 
@@ -11,7 +12,11 @@ import pytest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-GPU_REASON = "needs a CUDA GPU"
+
+def pytest_configure() -> None:
+    """Let Ctrl-C be heard: a run that a shell starts in the background inherits that SIGINT is ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(hookwrapper=True)
