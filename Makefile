@@ -68,8 +68,9 @@ werror: $(READY) ## compiles the kernels with warnings as errors
 
 bench: $(READY) $(KERNELS) ## the benchmarks of benchmarks/ on the embedded model, one after another
 	$(PY) -m vllm.model_executor.model_loader.export_folder $(BENCH_MODEL)
-	@set -e; for name in $(notdir $(basename $(wildcard benchmarks/bench_*.py benchmarks/profile_*.py))); do \
-		echo "== $$name"; $(PY) -m benchmarks.$$name $(BENCH_MODEL); done
+	$(PY) -m benchmarks.bench_kernels
+	$(PY) -m benchmarks.bench_startup $(BENCH_MODEL)
+	$(PY) -m benchmarks.profile_step $(BENCH_MODEL) --logprobs 5
 
 model: $(READY) $(KERNELS) ## DIR=folder: the embedded model as a float32 Hugging Face folder
 	@test -n "$(DIR)" || { echo "usage: make model DIR=folder" >&2; exit 2; }

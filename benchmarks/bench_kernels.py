@@ -4,7 +4,7 @@ Calls of all rivals and of two probes (reading memory, a product that stays in t
 that wanders slows all of them alike; figures are medians and their shares of the probes' medians. Weights go round in
 a pool that does not fit the cache.
 
-    python benchmarks/bench_kernels.py --seconds 40 --json kernels.json
+    python -m benchmarks.bench_kernels --seconds 40 --json kernels.json
 """
 
 import argparse
@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import report
 import torch
 import torch.nn.functional as F
 
+from benchmarks import report
 from vllm import _custom_ops as ops
 from vllm import platforms
 

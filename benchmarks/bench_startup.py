@@ -1,6 +1,6 @@
 """How long until it is ready? Process start to `LLM` returned and to a first token, beside `import torch`, alternating.
 
-python benchmarks/bench_startup.py MODEL [MODEL …] [--runs 5]
+python -m benchmarks.bench_startup MODEL [MODEL …] [--runs 5]
 """
 
 import argparse

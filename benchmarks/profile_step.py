@@ -1,6 +1,6 @@
 """Where does a step's time go? Model forward, sampling, scoring, and the runner's, core's and front end's own work.
 
-python benchmarks/profile_step.py MODEL [--num-prompts 32 --input-len 128 --output-len 64 --logprobs 5]
+python -m benchmarks.profile_step MODEL [--num-prompts 32 --input-len 128 --output-len 64 --logprobs 5]
 """
 
 import argparse
