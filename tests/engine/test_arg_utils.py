@@ -133,6 +133,14 @@ def test_a_value_out_of_its_range_is_refused(folder: pathlib.Path, args: dict, w
     assert caught.value.parameter in args
 
 
+def test_batch_invariant_mode_is_refused_and_not_ignored(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
+    config_of(folder)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    with pytest.raises(VLLMUnsupportedError, match="VLLM_BATCH_INVARIANT"):
+        config_of(folder)
+
+
 def test_numbers_may_be_written_as_people_write_them(folder: pathlib.Path) -> None:
     for text, number in (("0.1k", 100), ("128", 128), (200, 200)):
         assert config_of(folder, max_model_len=text).model_config.max_model_len == number
