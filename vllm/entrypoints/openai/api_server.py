@@ -3,6 +3,15 @@
 `python -m vllm.entrypoints.openai.api_server --model M` is `vllm serve M`.
 """
 
+# ruff: noqa: E402
+
+import sys
+
+from vllm.entrypoints.cli.main import main
+
+if __name__ == "__main__":  # before the other imports: they take a second, in which `main` hears Ctrl-C
+    sys.exit(main(["serve", *sys.argv[1:]]))
+
 import argparse
 import asyncio
 import contextlib
@@ -14,7 +23,6 @@ import shlex
 import signal
 import socket
 import ssl
-import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
@@ -25,13 +33,13 @@ from starlette.middleware.cors import CORSMiddleware
 
 from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.cli.main import main
 from vllm.entrypoints.openai.api_routes import add_api_routes
 from vllm.entrypoints.openai.cli_args import read_chat_template, with_defaults
 from vllm.entrypoints.openai.context import ServerContext, make_options
 from vllm.entrypoints.openai.errors import add_error_handlers
 from vllm.entrypoints.openai.instance_routes import add_instance_routes
 from vllm.entrypoints.openai.middleware import ApiKeys, BodyLimit, Gate, RequestIdHeaders, ServerState
+from vllm.entrypoints.openai.playground_routes import add_playground_routes
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -59,6 +67,8 @@ def build_app(engine: AsyncLLM, args: argparse.Namespace, state: ServerState | N
     )
     add_api_routes(app, server, has_tokenizer_info=args.enable_tokenizer_info_endpoint)
     add_instance_routes(app, server, state)
+    if args.playground:
+        add_playground_routes(app)
     add_error_handlers(app)
     # The last one added sees a request first.
     app.add_middleware(Gate, state=state)
@@ -260,7 +270,8 @@ def show_ready(args: argparse.Namespace, listener: socket.socket) -> None:
     shown = shlex.join(command)
     if args.api_key or envs.api_key():
         shown += ' -H "Authorization: Bearer $VLLM_API_KEY"'
-    print(f"vllm serves {name} on {url}/v1\ntry: {shown} -d {shlex.quote(body)}", flush=True)
+    page = f"page: {url}/\n" if args.playground and not args.uds else ""
+    print(f"vllm serves {name} on {url}/v1\n{page}try: {shown} -d {shlex.quote(body)}", flush=True)
 
 
 def get_served_names(args: argparse.Namespace) -> tuple[str, ...]:
@@ -278,6 +289,3 @@ def _read_words(words: Sequence[str]) -> list[str]:
             raise VLLMValidationError(f"{words[0]!r} is not a JSON list: {error}") from None
     return list(words)
 
-
-if __name__ == "__main__":
-    sys.exit(main(["serve", *sys.argv[1:]]))

@@ -32,6 +32,7 @@ DEFAULTS: dict[str, Any] = {
     "uvicorn_log_level": "info",
     "disable_uvicorn_access_log": False,
     "disable_fastapi_docs": False,
+    "playground": True,
     "enable_request_id_headers": False,
     "enable_server_load_tracking": False,
     "enable_tokenizer_info_endpoint": True,
@@ -197,6 +198,7 @@ def _add_network_flags(parser: argparse.ArgumentParser) -> None:
     )
     _add_switch(group, "--disable-uvicorn-access-log", "no line in the log for each request")
     _add_switch(group, "--disable-fastapi-docs", "no /docs and no /openapi.json")
+    _add_switch(group, "--playground", "the page for people at GET /")
     _add_switch(group, "--enable-request-id-headers", "send X-Request-Id back")
     _add_switch(group, "--enable-server-load-tracking", "accepted for vLLM's sake: /load always counts")
     _add(group, "--max-request-body-bytes", "largest body of a request", kind=int)
