@@ -5,7 +5,7 @@
 
 Both servers are started once, by `PYTHON -m vllm.entrypoints.openai.api_server`; while one is measured the other is
 stopped (SIGSTOP). A round measures each server under each load with each logprobs, in turn; the load is sent by
-`vllm bench serve`. `burst` sends all requests at once, `steady` one a second. Ratios are medians over the rounds' pairs.
+`vllm bench serve`. `burst` sends all requests at once, `steady` one a second. Ratios are medians over rounds.
 """
 
 import argparse
