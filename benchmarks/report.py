@@ -40,8 +40,14 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     return low, middle, high
 
 
-def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], path: pathlib.Path | None) -> None:
-    """Print a table, and write it with the machine's description as JSON when asked to."""
+def show(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    path: pathlib.Path | None,
+    details: object = None,
+) -> None:
+    """Print a table, and write it with the machine's description, and details, as JSON when asked to."""
     table = Table(title=title, title_justify="left")
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i else "left")
@@ -50,4 +56,7 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], p
     Console(width=160).print(table)
     if path is not None:
         figures = [dict(zip(columns, row, strict=True)) for row in rows]
-        path.write_text(json.dumps({"title": title, "machine": describe_machine(), "rows": figures}, indent=1))
+        report = {"title": title, "machine": describe_machine(), "rows": figures}
+        if details is not None:
+            report["details"] = details
+        path.write_text(json.dumps(report, indent=1))

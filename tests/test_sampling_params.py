@@ -314,10 +314,9 @@ def test_what_is_asked_becomes_what_the_engine_reads(field: str, asked: Any, ser
 
 
 @pytest.mark.parametrize("given_flag", [None, False, True])
-def test_prompt_logprobs_set_later_still_keep_cached_positions_from_losing_their_rows(given_flag: bool | None) -> None:
-    params = SamplingParams(skip_reading_prefix_cache=given_flag)
-    params.prompt_logprobs = 1
-    assert params.resolve(**MODEL).skip_reading_prefix_cache is True
+def test_prompt_logprobs_read_the_cache_unless_told_not_to(given_flag: bool | None) -> None:
+    params = SamplingParams(skip_reading_prefix_cache=given_flag, prompt_logprobs=1)
+    assert params.resolve(**MODEL).skip_reading_prefix_cache is bool(given_flag)
 
 
 @pytest.mark.parametrize(
@@ -391,11 +390,21 @@ def test_what_is_not_served_is_refused_by_name_when_it_would_have_an_effect(
         SamplingParams(**{field: value}).resolve(**MODEL)
 
 
-def test_a_start_of_prompt_logprobs_passes_only_where_it_changes_nothing() -> None:
-    for start in (None, 0, 1):
-        SamplingParams(prompt_logprobs=1, prompt_logprobs_start=start).resolve(**MODEL)
-    with pytest.raises(VLLMUnsupportedError, match="prompt_logprobs_start"):
-        SamplingParams(prompt_logprobs=1, prompt_logprobs_start=2).resolve(**MODEL)
+def test_a_start_of_prompt_logprobs_may_stand_anywhere_in_the_prompt_and_right_behind_it() -> None:
+    for start, first in ((None, 1), (0, 1), (1, 1), (2, 2), (9, 9), (10, 10)):
+        params = SamplingParams(prompt_logprobs=1, prompt_logprobs_start=start).resolve(**MODEL)
+        assert params.first_scored(10) == first
+    assert SamplingParams(prompt_logprobs=1).first_scored(1) == 1  # a prompt of one token has none to score
+    with pytest.raises(VLLMValidationError, match="at most the prompt's length 10; got 11") as refusal:
+        SamplingParams(prompt_logprobs=1, prompt_logprobs_start=11).resolve(**MODEL)
+    assert refusal.value.parameter == "prompt_logprobs_start"
+
+
+def test_only_the_rows_from_the_start_on_count_against_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_MAX_LOGPROB_ENTRIES", "10")
+    SamplingParams(prompt_logprobs=1, prompt_logprobs_start=6, max_tokens=0).resolve(**MODEL)
+    with pytest.raises(VLLMValidationError, match="12 logprob entries"):
+        SamplingParams(prompt_logprobs=1, prompt_logprobs_start=5, max_tokens=0).resolve(**MODEL)
 
 
 @pytest.mark.parametrize(

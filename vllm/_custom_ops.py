@@ -10,6 +10,7 @@ import ctypes
 
 import torch
 
+from vllm._ops_filter import filter_rows, filter_rows_reference
 from vllm._ops_library import check_status, get_simd_variant, is_compiled, load_library, set_simd_variant
 from vllm._ops_linear import linear, linear_reference
 from vllm._ops_model_reference import (
@@ -36,6 +37,8 @@ __all__ = [
     "argmax_rows_reference",
     "draw_rows",
     "draw_rows_reference",
+    "filter_rows",
+    "filter_rows_reference",
     "get_simd_variant",
     "is_compiled",
     "linear",

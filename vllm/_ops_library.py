@@ -16,7 +16,7 @@ from vllm.logger import init_logger, log_once
 logger = init_logger(__name__)
 
 _LIBRARY_PATH = pathlib.Path(__file__).with_name("_C_cpu.so")
-_ABI_VERSION = 3
+_ABI_VERSION = 5
 _POINTER, _SIZE, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 _MATRIX = [_POINTER, _SIZE, _SIZE, _SIZE]  # data, row stride, rows, columns
 _SIGNATURES = {
@@ -25,6 +25,7 @@ _SIGNATURES = {
     "vllm_score_full_rows": [*_MATRIX, _INT, _INT, *[_POINTER] * 3],
     "vllm_argmax_rows": [*_MATRIX, _INT, *[_POINTER] * 2],
     "vllm_draw_rows": [*_MATRIX, *[_POINTER] * 3, _SIZE, _INT, _POINTER],
+    "vllm_filter_rows": [*_MATRIX, *[_POINTER] * 5, _SIZE, _INT],
     "vllm_philox_bits": [_POINTER, _POINTER, _SIZE, _SIZE, _POINTER],
     "vllm_set_variant": [ctypes.c_char_p],
     "vllm_paged_attention": [
@@ -47,6 +48,8 @@ _SIGNATURES = {
         *[_INT, _POINTER, _SIZE],
     ],
     "vllm_silu_and_multiply": [_POINTER, _SIZE, _SIZE, _SIZE, _INT, _POINTER],
+    "vllm_run_decoder": [_POINTER, _POINTER, _POINTER, _INT, _POINTER],
+    "vllm_count_decoder_scratch": [_POINTER, _SIZE],
 }
 
 
@@ -63,6 +66,7 @@ def load_library() -> ctypes.CDLL | None:
             for name, argument_types in _SIGNATURES.items():
                 getattr(library, name).argtypes = argument_types
             library.vllm_get_variant.restype = ctypes.c_char_p
+            library.vllm_count_decoder_scratch.restype = _SIZE
             return library
         reason = f"is of version {found}, not {_ABI_VERSION}; reinstall"
     log_once(logger.name, logging.WARNING, f"The compiled CPU kernels {reason}: running in plain torch, slower.")

@@ -4,7 +4,7 @@ import torch
 
 from vllm._ops_library import check_status, load_library
 
-_WEIGHT_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+WEIGHT_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 
 def linear(
@@ -39,7 +39,7 @@ def linear(
         weight.data_ptr(),
         weight.stride(0),
         weight.shape[0],
-        _WEIGHT_KINDS[weight.dtype],
+        WEIGHT_KINDS[weight.dtype],
         None if scale is None else scale.data_ptr(),
         None if bias is None else bias.data_ptr(),
         torch.get_num_threads(),

@@ -27,7 +27,7 @@ class ScoredEntries(NamedTuple):
     is_finite: torch.Tensor  # [num_rows] bool: no NaN, no +inf, not −inf throughout
 
 
-def _iterate_chunks(num_rows: int, row_elements: int) -> Iterator[slice]:
+def iterate_chunks(num_rows: int, row_elements: int) -> Iterator[slice]:
     step = max(1, _CHUNK_ELEMENTS // max(row_elements, 1))
     for first in range(0, max(num_rows, 1), step):  # one empty chunk for no rows: it gives the results their shapes
         yield slice(first, min(first + step, num_rows))
@@ -55,7 +55,7 @@ def _count_before(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor
     return ((logits > mine) | ((logits == mine) & lower)).sum(dim=1)
 
 
-def _make_sort_keys(logits: torch.Tensor) -> torch.Tensor:
+def make_sort_keys(logits: torch.Tensor) -> torch.Tensor:
     """Return int64 keys that fall in the order of tokens: larger logit first, lower id first among equals."""
     bits = (logits + 0.0).view(torch.int32).long()  # adding 0 turns −0 into +0
     ordered = torch.where(bits < 0, -(bits & 0x7FFFFFFF) - 1, bits)
@@ -109,9 +109,9 @@ def score_rows_reference(
     width = min(max_top, vocab_size)
     columns = torch.arange(width, device=logits.device)
     chunks = []
-    for rows in _iterate_chunks(*logits.shape):
+    for rows in iterate_chunks(*logits.shape):
         part, ids = logits[rows], chosen[rows, None].long()
-        top_ids = _make_sort_keys(part).topk(width, dim=1).indices
+        top_ids = make_sort_keys(part).topk(width, dim=1).indices
         keeps = (columns < num_top[rows, None]) & (top_ids != ids)
         entries = _pack_entries(
             part,
@@ -140,7 +140,7 @@ def score_given_ids_reference(
     _check_ids(chosen, 0, logits.shape[1])
     _check_ids(given, -1, logits.shape[1])
     chunks = []
-    for rows in _iterate_chunks(*logits.shape):
+    for rows in iterate_chunks(*logits.shape):
         part = logits[rows]
         ids = torch.cat([chosen[rows, None].long(), given[rows].long()], dim=1)
         keeps = ids >= 0
@@ -157,10 +157,10 @@ def score_full_rows_reference(logits: torch.Tensor, as_logits: bool) -> tuple[to
     ranks = torch.empty(logits.shape, dtype=torch.int32, device=logits.device)
     is_finite = logits.amax(dim=-1).isfinite()
     places = torch.arange(1, logits.shape[1] + 1, dtype=torch.int32, device=logits.device)
-    for rows in _iterate_chunks(*logits.shape):
+    for rows in iterate_chunks(*logits.shape):
         part = logits[rows]
         values[rows] = _compute_values(part, part, as_logits, is_finite[rows])
-        order = _make_sort_keys(part).argsort(dim=1, descending=True)
+        order = make_sort_keys(part).argsort(dim=1, descending=True)
         ranks[rows] = torch.empty_like(ranks[rows]).scatter_(1, order, places.expand_as(order))
     return values, ranks, is_finite
 
@@ -210,7 +210,7 @@ def draw_rows_reference(
     if row_of_draw.device.type == "cpu" and ((row_of_draw < 0) | (row_of_draw >= logits.shape[0])).any():
         raise IndexError(f"row_of_draw must lie among {logits.shape[0]} rows")
     token_ids = torch.empty(row_of_draw.shape[0], dtype=torch.int32, device=logits.device)
-    for draws in _iterate_chunks(row_of_draw.shape[0], vocab_size):
+    for draws in iterate_chunks(row_of_draw.shape[0], vocab_size):
         rows = logits.index_select(0, row_of_draw[draws].long())
         noisy = rows + _compute_gumbel(philox_bits_reference(seeds[draws], positions[draws], vocab_size))
         token_ids[draws] = noisy.where(noisy == noisy, -torch.inf).argmax(dim=-1).int()

@@ -83,8 +83,14 @@ class CacheConfig:
     kv_cache_memory_bytes: int | None = None
     cpu_kv_cache_space_gib: float | None = None  # VLLM_CPU_KVCACHE_SPACE
     enable_prefix_caching: bool = True
+    enable_prompt_logprobs_cache: bool = True  # cached blocks keep hidden states and scores for prompt logprobs
+    num_kept_logprobs: int = 20  # the most likely tokens that a kept score has
     kv_cache_dtype: str = "auto"
     num_gpu_blocks_override: int | None = None
+
+    @property
+    def keeps_prompt_logprobs(self) -> bool:
+        return self.enable_prefix_caching and self.enable_prompt_logprobs_cache
 
 
 @dataclass(frozen=True, kw_only=True)

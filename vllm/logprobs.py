@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, NoReturn, overload
 
 import numpy as np
 
+from vllm.logprobs_packed import PackedBlock, unpack
 from vllm.logprobs_rows import ArrayRows, ListRows, Row, TokenTexts, concatenate_rows
 
 __all__ = [
@@ -52,7 +53,7 @@ class FlatLogprobs(MutableSequence["LogprobsOnePosition | None"]):
     deepcopy store it. `to_arrays()` and `row_values()` give the numbers without a dictionary.
     """
 
-    __slots__ = ("_rows",)
+    __slots__ = ("_first_row", "_made_rows", "_packed", "_texts")
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(
@@ -65,15 +66,48 @@ class FlatLogprobs(MutableSequence["LogprobsOnePosition | None"]):
         decoded_tokens: list[str | None] | None = None,
     ) -> None:
         given: Any = (start_indices, end_indices, token_ids, logprobs, ranks, decoded_tokens)
-        self._rows: ArrayRows | ListRows = ListRows(*([] if column is None else column for column in given))
+        self._made_rows: ArrayRows | ListRows | None = ListRows(*([] if column is None else column for column in given))
 
     # ------------------------------------------------------------ what the engine makes
 
     @classmethod
     def _of(cls, rows: ArrayRows | ListRows) -> "FlatLogprobs":
         made = cls.__new__(cls)
-        made._rows = rows
+        made._made_rows = rows
         return made
+
+    @classmethod
+    def _of_packed(
+        cls, packed: bytes | list[bytes] | PackedBlock, texts: TokenTexts | None = None, first_row: int = 0
+    ) -> "FlatLogprobs":
+        """Return rows whose arrays are made when somebody looks: of what is streamed, each row is read once at most."""
+        made = cls.__new__(cls)
+        made._made_rows = None
+        made._packed, made._texts, made._first_row = packed, texts, first_row
+        return made
+
+    @property
+    def _rows(self) -> ArrayRows | ListRows:
+        rows = self._made_rows
+        if rows is None:
+            packed = self._packed
+            rows = self._made_rows  # again: of two threads that read, one may have been here and let go of the bytes
+            if rows is None:
+                if isinstance(packed, PackedBlock):
+                    rows = self._made_rows = packed.unpack()
+                else:
+                    rows = self._made_rows = unpack(packed, self._texts, self._first_row)
+                    self._packed = b""
+        return rows
+
+    def _pack(self) -> PackedBlock:
+        """Return the rows of a step in the form that many sequences take theirs from."""
+        return self._get_packed_block() or PackedBlock.of(self._get_arrays())
+
+    def _get_packed_block(self) -> PackedBlock | None:
+        """Return the rows as they came, if that was packed."""
+        packed = getattr(self, "_packed", None)
+        return packed if isinstance(packed, PackedBlock) else None
 
     @classmethod
     def from_arrays(
@@ -130,10 +164,7 @@ class FlatLogprobs(MutableSequence["LogprobsOnePosition | None"]):
         num_entries: np.ndarray,  # [num_rows] int32: what lies beyond is left out
     ) -> "FlatLogprobs":
         """Return frozen ragged rows, copied out of a rectangle in reading order."""
-        row_starts = np.zeros(len(num_entries) + 1, np.int64)
-        np.cumsum(num_entries, out=row_starts[1:])
-        is_entry = np.arange(token_ids.shape[1]) < num_entries[:, None]
-        return cls.from_arrays(row_starts, token_ids[is_entry], values[is_entry], ranks[is_entry])
+        return cls._of_packed(PackedBlock.of_rectangle(token_ids, values, ranks, num_entries))
 
     @classmethod
     def concatenate(cls, parts: Iterable["FlatLogprobs"]) -> "FlatLogprobs":

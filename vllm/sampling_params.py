@@ -158,7 +158,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
     routed_experts_prompt_start: int = 0  # not served
     trace_decode_token_ids: list[int] | None = None  # not served
     logprobs_mode: str | None = None  # None: the engine's
-    prompt_logprobs_start: int | None = None  # not served yet
+    prompt_logprobs_start: int | None = None  # the first prompt token that is scored; those before read as None
     # set at admission
     _eos_token_id: int | None = None
     _extra_eos_token_ids: list[int] = []
@@ -214,6 +214,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
             return self.logprobs
         return len(self.logprob_token_ids) if self.logprob_token_ids else None
 
+    def first_scored(self, prompt_len: int) -> int:
+        """Return the first prompt token that is scored when prompt logprobs are asked for; `prompt_len`: none is."""
+        return min(max(self.prompt_logprobs_start or 0, 1), prompt_len)
+
     def clone(self) -> "SamplingParams":
         """Return a copy with lists and dicts of its own; `self` when the caller promised not to reuse it."""
         return self if self.skip_clone else self._copy()
@@ -247,7 +251,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
         """Return a checked copy in the form that the engine reads; `self` is not changed.
 
         In the copy `max_tokens` is a number that fits the model's length, `logprobs` and `prompt_logprobs` are None or
-        from 0 to `vocab_size`, `top_k` is from 0 (off) to `vocab_size` − 1, `logprobs_mode` is set, `stop_token_ids`
+        from 0 to `vocab_size`, `skip_reading_prefix_cache` is a bool, `top_k` is from 0 (off) to `vocab_size` − 1, `logprobs_mode` is set, `stop_token_ids`
         holds the extra end tokens unless `ignore_eos`; `bad_words_token_ids` and `all_stop_token_ids` are filled.
         `tokenizer` is None where the engine has none.
 
@@ -260,6 +264,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
         params._check_served()
         params._check_against_model(vocab_size, max_logprobs)
         params._fit_length(max_model_len, prompt_len)
+        params._check_start(prompt_len)
         params._resolve_scoring(vocab_size, logprobs_mode)
         params._check_num_entries(vocab_size, prompt_len)
         params.top_k = params.top_k if 0 < params.top_k < vocab_size else 0
@@ -400,7 +405,6 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
             "trace_decode_token_ids": bool(self.trace_decode_token_ids),
             "prompt_logprob_token_ids": not is_empty(self.prompt_logprob_token_ids),
             "prompt_logprob_start": self.prompt_logprob_start is not None,
-            "prompt_logprobs_start": (self.prompt_logprobs_start or 0) > 1,  # entry 0 is None anyway
             "extra_args": bool(self.extra_args),
         }
         for name, is_asked in asked.items():
@@ -453,18 +457,26 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
         self.max_tokens = room if self.max_tokens is None else min(self.max_tokens, room)
         self.min_tokens = min(self.min_tokens, self.max_tokens)
 
+    def _check_start(self, prompt_len: int) -> None:
+        start = self.prompt_logprobs_start
+        if start is not None and start > prompt_len:
+            raise VLLMValidationError(
+                f"prompt_logprobs_start must be at most the prompt's length {prompt_len}; got {shorten(start)}",
+                parameter="prompt_logprobs_start",
+                value=start,
+            )
+
     def _resolve_scoring(self, vocab_size: int, logprobs_mode: str) -> None:
         for name in ("logprobs", "prompt_logprobs"):
             if (k := getattr(self, name)) is not None:
                 setattr(self, name, vocab_size if k == -1 else min(k, vocab_size))
         self.logprob_token_ids = unique(self.logprob_token_ids) if self.logprob_token_ids else None
         self.logprobs_mode = self.logprobs_mode or logprobs_mode
-        self.prompt_logprobs_start = None
-        # a cached position has no scores yet: with prompt logprobs even an explicit False would lose rows
-        self.skip_reading_prefix_cache = bool(self.skip_reading_prefix_cache) or self.prompt_logprobs is not None
+        self.skip_reading_prefix_cache = bool(self.skip_reading_prefix_cache)
 
     def _check_num_entries(self, vocab_size: int, prompt_len: int) -> None:
-        prompt = prompt_len * count_entries(self.prompt_logprobs, vocab_size)
+        num_rows = prompt_len + 1 - self.first_scored(prompt_len)  # the empty one in front of the scored ones counts
+        prompt = num_rows * count_entries(self.prompt_logprobs, vocab_size)
         k = len(self.logprob_token_ids) if self.logprob_token_ids else self.logprobs
         sample = self.n * (self.max_tokens or 0) * count_entries(k, vocab_size)
         if prompt + sample > (limit := envs.max_logprob_entries()):

@@ -20,10 +20,54 @@ enum Status : int32_t {
 
 enum WeightKind : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
 
+// A matrix of weights, and what its product is multiplied by and added to; see vllm_linear.
+struct Matrix {
+  const void* weight;  // [num_columns, size] of `kind`
+  int64_t stride, num_columns, size;
+  const float* scale;  // [num_columns] or null
+  const float* bias;   // [num_columns] or null
+  int64_t kind;
+};
+
+struct DecoderLayer {
+  Matrix qkv, attention_out, gate_up, down;
+  const float* attention_norm;  // [hidden_size]
+  const float* mlp_norm;        // [hidden_size]
+  const float* query_norm;      // [head_dim] or null
+  const float* key_norm;        // [head_dim] or null
+  int64_t sliding_window;       // 0: none
+};
+
+struct Decoder {
+  const DecoderLayer* layers;
+  int64_t num_layers;
+  Matrix embedding;         // [vocab_size, hidden_size]
+  const float* final_norm;  // [hidden_size]
+  int64_t num_heads, num_kv_heads, head_dim;
+  float eps, attention_scale;
+};
+
+// What a step brings; see vllm_rotate_and_write_kv and vllm_paged_attention.
+struct DecoderStep {
+  const int64_t* token_ids;  // [num_tokens]
+  const int64_t* positions;  // [num_tokens]
+  int64_t num_tokens;
+  const float* rotations;  // [num_positions, 2 * head_dim]: of each position its cosines, then its sines
+  int64_t num_positions;
+  void* const* kv_caches;  // a layer
+  int64_t num_blocks, block_size;
+  const int64_t* slot_mapping;  // [num_tokens]
+  const int32_t* block_tables;  // [num_requests, table_stride]
+  int64_t table_stride;
+  const int32_t* query_starts;  // [num_requests + 1]
+  const int32_t* seq_lens;      // [num_requests]
+  int64_t num_requests;
+};
+
 }  // namespace vllm::cpu
 
 // Raised whenever a signature below changes; the Python door refuses a library of another number.
-inline constexpr int32_t kVllmAbiVersion = 3;
+inline constexpr int32_t kVllmAbiVersion = 5;
 
 VLLM_API int32_t vllm_abi_version();
 
@@ -63,6 +107,18 @@ VLLM_API int32_t vllm_draw_rows(const float* logits, int64_t row_stride, int64_t
                                 const int64_t* seeds,        // [num_draws] bit pattern of a uint64
                                 const int64_t* positions,    // [num_draws]
                                 int64_t num_draws, int32_t num_threads, int32_t* token_ids);
+
+// Top-k, top-p and min-p, in place: what is removed becomes -inf. What stays is a prefix of the row's falling order
+// (ties: lowest id first): the tokens whose probability is min_p times the largest one's or more; of these the top_k
+// first; of these the fewest that reach the share top_p of their probability. Never less than one token; a row that
+// is not finite stays as it is.
+VLLM_API int32_t vllm_filter_rows(float* logits, int64_t row_stride, int64_t num_rows, int64_t vocab_size,
+                                  const int64_t* rows,       // [num_filtered], each once
+                                  const float* temperature,  // [num_filtered] logits are before it
+                                  const int64_t* top_k,      // [num_filtered], vocab_size or more: off
+                                  const float* top_p,        // [num_filtered], 1: off
+                                  const float* min_p,        // [num_filtered], 0: off
+                                  int64_t num_filtered, int32_t num_threads);
 
 // The 32 random bits of each token, [num_draws, vocab_size]: what draw_rows draws from, for tests.
 VLLM_API int32_t vllm_philox_bits(const int64_t* seeds, const int64_t* positions, int64_t num_draws, int64_t vocab_size,
@@ -122,3 +178,10 @@ VLLM_API int32_t vllm_linear(const float* x,  // [num_rows, size]
                              int32_t num_threads,
                              float* output,  // [num_rows, num_columns]
                              int64_t output_stride);
+
+// Runs a step through all layers of a decoder: embedding, layers, final norm, with the functions above and so to the
+// same bits. `scratch` holds vllm_count_decoder_scratch(decoder, step->num_tokens) floats.
+VLLM_API int32_t vllm_run_decoder(const vllm::cpu::Decoder* decoder, const vllm::cpu::DecoderStep* step, float* scratch,
+                                  int32_t num_threads,
+                                  float* output);  // [num_tokens, hidden_size]
+VLLM_API int64_t vllm_count_decoder_scratch(const vllm::cpu::Decoder* decoder, int64_t num_tokens);

@@ -68,6 +68,9 @@ struct ProductTile {
 // Columns of a panel of weights.
 inline constexpr int64_t kPanelColumns = 16;
 
+// Buckets of filtering, laid evenly over (max - logit) / temperature from 0 to 32; the last one holds the rest too.
+inline constexpr int64_t kNumBuckets = 1024;
+
 struct Kernels {
   const char* name;
   StretchScan (*scan)(const float* logits, int64_t count);
@@ -78,6 +81,11 @@ struct Kernels {
   int64_t (*find_equal)(const float* logits, int64_t count, float value);  // count when absent
   // Writes the offsets of logits > bound in rising order; `offsets` has room for `count`.
   int64_t (*select_greater)(const float* logits, int64_t count, float bound, int32_t* offsets);
+  // The same with low <= logit <= high.
+  int64_t (*select_between)(const float* logits, int64_t count, float low, float high, int32_t* offsets);
+  // exp((logit - max) / temperature), and which of kNumBuckets it falls into: 0 holds the largest.
+  void (*weigh)(const float* logits, int64_t count, float max, float temperature, float* weights, uint32_t* buckets);
+  void (*remove_below)(float* logits, int64_t count, float bound);  // sets them to -inf
   void (*subtract)(const float* logits, int64_t count, double offset, float* values);
   // Draws among tokens [first, end); `first` is a multiple of 64.
   void (*draw)(const float* logits, int64_t first, int64_t end, const PhiloxKey& key, DrawState* state);

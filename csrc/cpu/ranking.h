@@ -8,6 +8,8 @@
 #include <limits>
 #include <vector>
 
+#include "kernels.h"
+
 namespace vllm::cpu {
 
 // Maps floats to integers of the same order; -0 and +0 are one number.
@@ -16,6 +18,12 @@ inline uint32_t make_ordered(float logit) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
   return bits ^ ((bits & 0x80000000u) != 0 ? 0xFFFFFFFFu : 0x80000000u);
+}
+inline float undo_ordered(uint32_t ordered) {
+  const uint32_t bits = ordered ^ ((ordered & 0x80000000u) != 0 ? 0x80000000u : 0xFFFFFFFFu);
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
 }
 
 // One token as one integer: the greater comes first.
@@ -66,9 +74,7 @@ class TopSelector {
     const auto last = keys_.begin() + static_cast<std::ptrdiff_t>(limit_ - 1);
     std::nth_element(keys_.begin(), last, keys_.end(), std::greater<>());
     keys_.resize(limit_);
-    const auto ordered = static_cast<uint32_t>(keys_[limit_ - 1] >> 32);
-    const uint32_t bits = ordered ^ ((ordered & 0x80000000u) != 0 ? 0x80000000u : 0xFFFFFFFFu);
-    std::memcpy(&bound_, &bits, sizeof bits);
+    bound_ = undo_ordered(static_cast<uint32_t>(keys_[limit_ - 1] >> 32));
     is_bounded_ = true;
   }
 
@@ -77,6 +83,24 @@ class TopSelector {
   float bound_ = 0;
   std::vector<uint64_t> keys_;
 };
+
+inline constexpr int64_t kMaxSelected = 1024;  // above, sorting or bucketing the row beats selecting
+
+// Pushes the tokens [first, first + count) of a row that may be among the first; `offsets` has room for `count`.
+inline void select_top(const Kernels& kernels, const float* tile, int64_t first, int64_t count, int32_t* offsets,
+                       TopSelector* top) {
+  int64_t i = 0;
+  for (; i < count && !top->is_bounded(); ++i) top->push(tile[i], first + i);
+  // Short steps at first, while the bound still rises quickly.
+  for (int64_t step = 256; i < count; i += step, step = count) {
+    step = std::min(step, count - i);
+    const int64_t found = kernels.select_greater(tile + i, step, top->bound(), offsets);
+    for (int64_t j = 0; j < found; ++j) {
+      const int64_t offset = i + offsets[j];
+      if (tile[offset] > top->bound()) top->push(tile[offset], first + offset);
+    }
+  }
+}
 
 // Orders a whole row by radix: three stable passes over (inverted value, id) pairs.
 class RowSorter {

@@ -15,8 +15,7 @@
 namespace vllm::cpu {
 namespace {
 
-constexpr int64_t kTile = 4096;         // 16 KiB of logits
-constexpr int64_t kMaxSelected = 1024;  // above, sorting the row beats selecting
+constexpr int64_t kTile = 4096;  // 16 KiB of logits
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
@@ -77,21 +76,6 @@ int64_t count_before(const Kernels& kernels, const float* tile, int64_t first, i
   return total;
 }
 
-void select_top(const Kernels& kernels, const float* tile, int64_t first, int64_t count, Findings* findings) {
-  TopSelector& top = findings->top;
-  int64_t i = 0;
-  for (; i < count && !top.is_bounded(); ++i) top.push(tile[i], first + i);
-  // Short steps at first, while the bound still rises quickly.
-  for (int64_t step = 256; i < count; i += step, step = kTile) {
-    step = std::min(step, count - i);
-    const int64_t found = kernels.select_greater(tile + i, step, top.bound(), findings->offsets.data());
-    for (int64_t j = 0; j < found; ++j) {
-      const int64_t offset = i + findings->offsets[static_cast<size_t>(j)];
-      if (tile[offset] > top.bound()) top.push(tile[offset], first + offset);
-    }
-  }
-}
-
 void scan_tiles(const Kernels& kernels, const RowTask& task, int64_t first_tile, int64_t end_tile, Findings* findings) {
   for (int64_t t = first_tile; t < end_tile; ++t) {
     const int64_t first = t * kTile;
@@ -110,7 +94,7 @@ void scan_tiles(const Kernels& kernels, const RowTask& task, int64_t first_tile,
       }
     }
     if (findings->top.limit() > 0 && (!findings->top.is_bounded() || seen.max > findings->top.bound())) {
-      select_top(kernels, tile, first, count, findings);
+      select_top(kernels, tile, first, count, findings->offsets.data(), &findings->top);
     }
   }
 }

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.tiny_models import write_tiny_model
+from tests.tiny_tokenizers import FIRST_BYTE_ID
 from vllm import LLM, EngineArgs, SamplingParams
 from vllm.entrypoints.interrupt_guard import InterruptGuard
 from vllm.exceptions import VLLMUnsupportedError, VLLMValidationError
@@ -137,6 +138,14 @@ def test_the_family_s_numbers(llm: LLM) -> None:
 
 
 # ---------------------------------------------------------------- chat, defaults, tokenizer
+
+
+def test_a_text_cut_within_a_character_ends_in_the_mark_that_its_last_token_shows(llm: LLM) -> None:
+    first_of_three = FIRST_BYTE_ID + 0xE4
+    params = SamplingParams(temperature=0, max_tokens=2, logprobs=0, allowed_token_ids=[first_of_three])
+    (completion,) = llm.generate("a", params)[0].outputs
+    texts = [entry.decoded_token for position in completion.logprobs for entry in position.values()]
+    assert texts == ["", "\ufffd\ufffd"] and completion.text == "".join(texts)
 
 
 def test_a_chat_is_its_template_s_text_without_further_special_tokens(llm: LLM) -> None:

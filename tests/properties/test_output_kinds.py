@@ -100,6 +100,7 @@ def test_max_tokens_0_scores_and_makes_nothing(make_llm, kind, prompt_logprobs) 
     params = SamplingParams(max_tokens=0, prompt_logprobs=prompt_logprobs, logprobs=1)
     params.output_kind = kind
     engine = make_llm().llm_engine
+    engine.reset_prefix_cache()
     before = engine.get_stats().num_computed_positions
     outputs = drive(engine, "r", {"prompt_token_ids": list(range(5, 45))}, params)
     assert len(outputs) == 1

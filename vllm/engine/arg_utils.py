@@ -75,6 +75,9 @@ class EngineArgs:
     kv_cache_dtype: str = _served("auto", "auto: the model's")
     num_gpu_blocks_override: int | None = _served(None, "KV blocks, for tests of a full cache")
     enable_prefix_caching: bool | None = _served(True, "keep finished blocks for prompts that begin alike")
+    enable_prompt_logprobs_cache: bool | None = _served(
+        True, "cached blocks keep hidden states and scores (about 6 % of the KV cache) for prompt logprobs"
+    )
     # ---- how steps are filled
     max_num_seqs: int | None = _served(None, "sequences that run at once (256)")
     max_num_batched_tokens: int | str | None = _served(None, "tokens of one step (4096; 8192 on CUDA)")

@@ -207,6 +207,7 @@ def _build_cache_config(args: dict[str, Any]) -> CacheConfig:
         kv_cache_memory_bytes=whole["kv_cache_memory_bytes"],
         cpu_kv_cache_space_gib=envs.cpu_kvcache_space(),
         enable_prefix_caching=bool(args["enable_prefix_caching"]),
+        enable_prompt_logprobs_cache=bool(args["enable_prompt_logprobs_cache"]),
         num_gpu_blocks_override=whole["num_gpu_blocks_override"],
     )
 

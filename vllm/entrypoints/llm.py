@@ -10,6 +10,7 @@ from vllm.config import ModelConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.interrupt_guard import InterruptGuard
 from vllm.entrypoints.progress import ProgressBar, UseTqdm
+from vllm.entrypoints.scoring.offline import ScoringMethods
 from vllm.exceptions import VLLMUnsupportedError, VLLMValidationError
 from vllm.inputs import ParsedPrompt, PromptType, parse_prompts
 from vllm.outputs import RequestOutput
@@ -31,7 +32,7 @@ _DEFAULT_FIELDS = {
 }
 
 
-class LLM:
+class LLM(ScoringMethods):
     """A model that continues and scores prompts.
 
         with LLM("model-folder") as llm:
@@ -346,7 +347,7 @@ class LLM:
 
     def classify(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: pooling models are not served."""
-        _refuse("classify", "this engine serves text generation; score label tokens with prompt_logprobs")
+        _refuse("classify", "this engine serves text generation; see label_logprobs")
 
     def reward(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: pooling models are not served."""
@@ -354,7 +355,7 @@ class LLM:
 
     def score(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: cross-encoders are not served."""
-        _refuse("score", "this engine serves text generation; score a text with prompt_logprobs and max_tokens=0")
+        _refuse("score", "this engine serves text generation; see score_continuations and label_logprobs")
 
     def get_metrics(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: metrics are served over HTTP."""

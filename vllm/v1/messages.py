@@ -8,6 +8,7 @@ never load it. Arrays are numpy; shapes stand in the margin (dimensions: docs/gl
 """
 
 import enum
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -115,7 +116,8 @@ class PromptRange(NamedTuple):
 class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     """One step's work.
 
-    A request is sampled from when num_computed_tokens + num_scheduled_tokens equals the number of its tokens.
+    A request is sampled from when num_computed_tokens + num_scheduled_tokens equals the number of its tokens. One with
+    0 scheduled tokens runs no position: its prompt scores come from what its blocks keep.
     `left_request_ids` leave the batch before anything else happens: finished, aborted, preempted or forked.
     """
 
@@ -124,6 +126,7 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     num_scheduled_tokens: dict[str, int]  # every request that runs in this step
     total_num_scheduled_tokens: int
     prompt_ranges: dict[str, PromptRange]  # the prompt tokens to score in this step
+    known_scores: dict[str, list[PromptRange]] = {}  # those among them whose scores their blocks keep, in order
     left_request_ids: list[str]
     block_copies: list[BlockCopy]
 
@@ -185,6 +188,29 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True):
     scheduled_ts: float = 0.0  # time.monotonic() when its request first ran; 0.0: not told
 
 
+class ContinuedSequences(msgspec.Struct, frozen=True, kw_only=True):
+    """Sequences that got one token and have nothing else to tell: most, in most steps (columns of one table).
+
+    Sequence i has row `rows[i]` of EngineCoreOutputs.logprobs; those behind the end of `rows` asked for none.
+    """
+
+    request_ids: list[str]
+    token_ids: list[int]
+    rows: list[int]
+
+    def select(self, first: int, end: int) -> "ContinuedSequences":
+        """Return sequences first … end − 1."""
+        return ContinuedSequences(
+            request_ids=self.request_ids[first:end], token_ids=self.token_ids[first:end], rows=self.rows[first:end]
+        )
+
+    def iter_outputs(self) -> Iterator[EngineCoreOutput]:
+        """Yield the same as outputs; what those tell once (cached tokens, preemptions, times) is not in them."""
+        for i, (request_id, token_id) in enumerate(zip(self.request_ids, self.token_ids, strict=True)):
+            rows = RowRange(self.rows[i], self.rows[i] + 1) if i < len(self.rows) else None
+            yield EngineCoreOutput(request_id=request_id, new_token_ids=[token_id], rows=rows)
+
+
 class PromptScores(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt rows of one request (a family's belong to the parent), next in order after those sent before."""
 
@@ -206,7 +232,8 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     num_prefix_hits: int = 0  # tokens
     num_nan_rows: int = 0
     num_scored_sample_rows: int = 0
-    num_scored_prompt_rows: int = 0
+    num_scored_prompt_rows: int = 0  # that passed the LM head
+    num_cached_prompt_rows: int = 0  # whose scores came from the prefix cache
 
 
 class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,6 +241,11 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True):
 
     outputs: list[EngineCoreOutput]
     prompt_scores: list[PromptScores]
+    continued: ContinuedSequences | None = None  # the sequences that are not in `outputs`
     logprobs: FlatLogprobs | None = None
     stats: SchedulerStats | None = None
     timestamp: float = 0.0  # time.monotonic() at the step's end
+
+    def list_outputs(self) -> list[EngineCoreOutput]:
+        """Return what the step brought each sequence, those that just go on included."""
+        return self.outputs + ([] if self.continued is None else list(self.continued.iter_outputs()))

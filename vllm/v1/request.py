@@ -42,21 +42,32 @@ class Request:
     num_prompt_tokens: int
     max_positions: int  # positions that it can ever write into the KV cache
     num_scored: int  # prompt tokens that are owed no score (any more): at least token 0
+    keeps_scores: bool = False  # its blocks keep what prompt logprobs need
+    can_read_scores: bool = False  # kept scores have as many alternatives as it asks for
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
-    num_scheduled_tokens: int = 0  # in the step that runs now
+    num_scheduled_tokens: int | None = None  # in the step that runs now; None: it has no part in it
     num_cached_tokens: int | None = None  # None until it first enters
     num_preemptions: int = 0
     scheduled_ts: float = 0.0  # time.monotonic() when it first entered
+    has_news: bool = True  # its next output tells more than a token
+    end_token_ids: frozenset[int] = field(init=False)  # may end it, unless min_tokens holds them back
+    wants_rows: bool = field(init=False)  # logprobs of its generated tokens
     # kept by the KV cache manager
     block_ids: list[int] = field(default_factory=list)
     block_hashes: tuple[bytes, ...] = ()  # of its leading full blocks, as far as anyone asked
     num_cached_blocks: int = 0  # leading blocks of the table that the prefix cache was told of
     cache_generation: int = 0
     shared_blocks: SharedBlocks | None = None
+
+    def __post_init__(self) -> None:
+        params = self.message.sampling_params
+        own_end = [] if params.ignore_eos or self.message.eos_token_id is None else [self.message.eos_token_id]
+        self.end_token_ids = frozenset([*own_end, *(params.stop_token_ids or ())])
+        self.wants_rows = params.num_logprobs is not None
 
     @property
     def family_id(self) -> str:
@@ -85,11 +96,16 @@ class Request:
     def num_readable_tokens(self) -> int:
         """Leading positions that may come from the prefix cache.
 
-        The last known token must run, since its row makes the next one; so must each row that a prompt score is owed
-        for (token i is scored by row i − 1).
+        The last known token must run, since its row makes the next one; so must, where blocks keep nothing for them,
+        each row that a prompt score is owed for (token i is scored by row i − 1).
         """
-        owes_scores = self.num_scored < self.num_prompt_tokens
-        return self.num_scored - 1 if owes_scores else self.num_tokens - 1
+        if self.owes_scores and not self.keeps_scores:
+            return self.num_scored - 1
+        return self.max_positions if self.is_score_only else self.num_tokens - 1
+
+    @property
+    def owes_scores(self) -> bool:
+        return self.num_scored < self.num_prompt_tokens
 
     def get_token_ids(self, first: int, end: int) -> list[int]:
         """Return the tokens at positions first … end − 1."""
@@ -107,6 +123,7 @@ class Request:
             num_prompt_tokens=self.num_prompt_tokens,
             max_positions=self.max_positions,
             num_scored=self.num_scored,
+            keeps_scores=self.keeps_scores,
             num_computed_tokens=self.num_computed_tokens,
             num_cached_tokens=self.num_cached_tokens,
             num_preemptions=self.num_preemptions,

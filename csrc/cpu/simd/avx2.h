@@ -70,6 +70,10 @@ inline Words load_words(const uint32_t* p) {
   return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))};
 }
+inline void store_words(uint32_t* p, Words a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.low);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), a.high);
+}
 inline Words operator+(Words a, Words b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
 inline Words operator^(Words a, Words b) { return {_mm256_xor_si256(a.low, b.low), _mm256_xor_si256(a.high, b.high)}; }
 template <int kBits>

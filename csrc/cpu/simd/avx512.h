@@ -48,6 +48,7 @@ inline uint32_t is_nan(Floats a) { return _mm512_cmp_ps_mask(a.all, a.all, _CMP_
 inline Words broadcast_word(uint32_t x) { return {_mm512_set1_epi32(static_cast<int>(x))}; }
 inline Words count_up() { return {_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)}; }
 inline Words load_words(const uint32_t* p) { return {_mm512_loadu_si512(p)}; }
+inline void store_words(uint32_t* p, Words a) { _mm512_storeu_si512(p, a.all); }
 inline Words operator+(Words a, Words b) { return {_mm512_add_epi32(a.all, b.all)}; }
 inline Words operator^(Words a, Words b) { return {_mm512_xor_si512(a.all, b.all)}; }
 template <int kBits>

@@ -131,6 +131,7 @@ inline Words count_up() {
   const uint32_t lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   return load_words(lanes);
 }
+inline void store_words(uint32_t* p, Words a) { std::memcpy(p, &a, sizeof a); }
 inline Words operator+(Words a, Words b) {
   VLLM_EACH_PART(a, a.part[i] + b.part[i]);
   return a;

@@ -48,18 +48,19 @@ inline Floats compute_exp(Floats x) {
   constexpr float kLog2e = 1.44269504f;
   constexpr float kLn2High = 0.693145751953125f;  // 15 bits: n * kLn2High is exact
   constexpr float kLn2Low = 1.428606765330187e-06f;
-  const Floats lowest = broadcast(-87.33f);
-  const Floats bounded = larger(x, lowest);
-  const Floats n = round_to_even(bounded * broadcast(kLog2e));
-  const Floats r = (bounded - n * broadcast(kLn2High)) - n * broadcast(kLn2Low);
+  const Floats shifter = broadcast(12582912.0f);  // 1.5 * 2^23: what is added to it is rounded to a whole number
+  const Floats shifted = x * broadcast(kLog2e) + shifter;
+  const Floats n = shifted - shifter;
+  const Floats r = (x - n * broadcast(kLn2High)) - n * broadcast(kLn2Low);
   Floats p = broadcast(1.3926184e-03f);
   p = p * r + broadcast(8.363179e-03f);
   p = p * r + broadcast(4.1666556e-02f);
   p = p * r + broadcast(1.6666576e-01f);
   p = p * r + broadcast(5.0e-01f);
   p = (p * r) * r + (r + broadcast(1.0f));
-  const Words power = shift_left<23>(convert_rounded(n) + broadcast_word(127));
-  return keep_at_least(p * as_floats(power), x, lowest);
+  // n stands in the low bits of `shifted`; p is 1 or more where n is the lowest, so its exponent has room for n.
+  const Floats scaled = as_floats(as_words(p) + shift_left<23>(as_words(shifted)));
+  return keep_at_least(scaled, x, broadcast(-87.33f));
 }
 
 // Four exponentials are added as float32 before they enter the double sum: their error stays below 2 half-ulps.
@@ -120,6 +121,42 @@ inline int64_t select_greater(const float* logits, int64_t count, float bound, i
     }
   });
   return found;
+}
+
+inline int64_t select_between(const float* logits, int64_t count, float low, float high, int32_t* offsets) {
+  const Floats lows = broadcast(low), highs = broadcast(high);
+  int64_t found = 0;
+  for_each_vector(logits, count, kNan, [&](Floats x, int64_t offset) {
+    for (uint32_t hits = at_least(x, lows) & at_least(highs, x); hits != 0; hits &= hits - 1) {
+      offsets[found++] = static_cast<int32_t>(offset) + __builtin_ctz(hits);
+    }
+  });
+  return found;
+}
+
+inline void weigh(const float* logits, int64_t count, float max, float temperature, float* weights, uint32_t* buckets) {
+  constexpr float kPerUnit = kNumBuckets / 32;
+  const Floats shift = broadcast(max), divisor = broadcast(temperature);
+  const Floats farthest = broadcast((1 - kNumBuckets) / kPerUnit), scale = broadcast(-kPerUnit);
+  const auto compute = [&](Floats x, float* to_weights, uint32_t* to_buckets) {
+    const Floats gap = (x - shift) / divisor;
+    store(to_weights, compute_exp(gap));
+    store_words(to_buckets, convert_rounded(larger(gap, farthest) * scale));
+  };
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) compute(load(logits + i), weights + i, buckets + i);
+  if (i == count) return;
+  float last_weights[kLanes];
+  uint32_t last_buckets[kLanes];
+  compute(load_tail(logits + i, count - i, max), last_weights, last_buckets);
+  for (int64_t j = 0; i < count; ++i, ++j) {
+    weights[i] = last_weights[j];
+    buckets[i] = last_buckets[j];
+  }
+}
+
+inline void remove_below(float* logits, int64_t count, float bound) {
+  for (int64_t i = 0; i < count; ++i) logits[i] = logits[i] < bound ? -kInfinity : logits[i];
 }
 
 inline void subtract(const float* logits, int64_t count, double offset, float* values) {

@@ -110,6 +110,11 @@ def start_process(model: pathlib.Path, *flags: str, **environment: str) -> "subp
     )
 
 
+def find_children(pid: int) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    return [int(word) for word in found.stdout.split()]
+
+
 def wait_until_ready(process: "subprocess.Popen[str]") -> tuple[str, list[str]]:
     """Return the URL of the ready line, and all lines before it."""
     lines: list[str] = []

@@ -100,6 +100,19 @@ def test_max_tokens_0_takes_a_prompt_as_long_as_the_model_and_a_single_token(ser
     assert server.complete(prompt=[5] * 256, max_tokens=1).status == 400
 
 
+def test_prompt_logprobs_start_where_the_request_says(server: Client) -> None:
+    answer = server.complete(
+        prompt=[5] * 20, max_tokens=0, prompt_logprobs=0, prompt_logprobs_start=12, echo=True, logprobs=0
+    )
+    choice = answer.json["choices"][0]
+    assert [entry is None for entry in choice["prompt_logprobs"]] == [True] * 12 + [False] * 8
+    assert [value is None for value in choice["logprobs"]["token_logprobs"]] == [True] * 12 + [False] * 8
+    chat = server.chat(prompt_logprobs=0, prompt_logprobs_start=3).json
+    assert [entry is None for entry in chat["prompt_logprobs"][:5]] == [True] * 3 + [False] * 2
+    refused = server.complete(prompt=[5] * 20, max_tokens=0, prompt_logprobs=0, prompt_logprobs_start=21)
+    assert (refused.status, refused.json["error"]["param"]) == (400, "prompt_logprobs_start")
+
+
 def test_prompt_logprobs_name_the_actual_token_first(server: Client) -> None:
     token_ids = tiny_tokenizer().encode("the way of")
     scores = server.complete(prompt=token_ids, prompt_logprobs=2).json["choices"][0]["prompt_logprobs"]

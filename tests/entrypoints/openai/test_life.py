@@ -1,16 +1,26 @@
 """A server's life: keys, headers, signals, and the death of its engine."""
 
 import contextlib
+import http.client
 import json
 import os
 import pathlib
 import signal
-import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from tests.entrypoints.openai.client import Client, assert_same, serve, start_process, stop, wait_until_ready
+from tests.entrypoints.openai.client import (
+    Client,
+    assert_same,
+    find_children,
+    serve,
+    start_process,
+    stop,
+    wait_until_ready,
+)
 
 
 def test_keys_headers_and_a_quiet_end_by_control_c(tiny_model: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -95,41 +105,89 @@ def test_what_runs_may_end_within_its_time(tiny_model: pathlib.Path) -> None:
     assert process.wait(timeout=10) == 0
 
 
-def find_children(pid: int) -> list[int]:
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
-    return [int(word) for word in found.stdout.split()]
+def open_many(client: Client) -> list[http.client.HTTPConnection]:
+    """Open 40 requests that run for long, streamed and whole, of one choice and several."""
+    connections = []
+    for i in range(40):
+        fields = {"prompt": "a", "max_tokens": 250, "n": 1 + i % 4, "ignore_eos": True, "stream": i % 2 == 0}
+        connection = client.connect()
+        connection.request("POST", "/v1/completions", json.dumps(fields), {"Content-Type": "application/json"})
+        connections.append(connection)
+    return connections
 
 
-@pytest.mark.slow
-def test_the_death_of_the_engine_ends_open_requests_and_the_server(tiny_model: pathlib.Path) -> None:
-    process = start_process(tiny_model, "--port", "0", "--max-model-len", "256")
+def read_error(connection: http.client.HTTPConnection) -> tuple[dict[str, Any], float]:
+    """Return the error that ends a request, in its stream or as its answer, and when it had come."""
+    answer = connection.getresponse()
+    data = answer.read()
+    came = time.monotonic()
+    if answer.status == 200:
+        assert data.endswith(b"data: [DONE]\n\n")
+        data = data.split(b"data: ")[-2]
+    else:
+        assert answer.status == 503 and answer.headers["Retry-After"]
+    error: dict[str, Any] = json.loads(data)["error"]
+    return error, came
+
+
+def find_shared_memory(pid: int) -> set[str]:
+    maps = pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {line.split()[-1] for line in maps if "/dev/shm/" in line}
+
+
+def test_a_killed_engine_ends_all_open_requests_and_the_server_and_leaves_nothing(
+    tiny_model: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """kill -9 of the core under load: errors within a second, 503, an exit status, no process and no file left."""
+    process = start_process(tiny_model, "--port", "0", "--max-model-len", "256", TMPDIR=str(tmp_path))
     try:
         url, _ = wait_until_ready(process)
         host, port = url.removeprefix("http://").split(":")
         client = Client(host, int(port))
-        with contextlib.closing(client.connect()) as stream, contextlib.closing(client.connect()) as whole:
-            fields = {"prompt": "a", "max_tokens": 250, "n": 8, "ignore_eos": True}
-            for connection, streams in ((stream, True), (whole, False)):
-                body = json.dumps(fields | {"stream": streams})
-                connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-            response = stream.getresponse()
-            response.read(10)
-            (core,) = find_children(process.pid)
+        (core,) = find_children(process.pid)
+        connections = open_many(client)
+        end = time.monotonic() + 20
+        while client.metric("num_requests_running") < 40 and time.monotonic() < end:
+            time.sleep(0.02)
+        shared = find_shared_memory(process.pid) | find_shared_memory(core)
+        with ThreadPoolExecutor(len(connections)) as pool:
+            reading = [pool.submit(read_error, connection) for connection in connections]
             killed = time.monotonic()
             os.kill(core, signal.SIGKILL)
-            data = response.read()
-            answer = whole.getresponse()
-            assert time.monotonic() - killed < 1.5
-            error = json.loads(data.split(b"data: ")[-2])["error"]
-            assert data.endswith(b"data: [DONE]\n\n") and error["code"] == 503
-            assert answer.status == 503 and answer.headers["Retry-After"]
+            for future in reading:
+                error, came = future.result()
+                assert error["code"] == 503 and came - killed < 1.5
+        for connection in connections:
+            connection.close()
         assert client.get("/health").status == 503
         refused = client.complete()
         assert refused.status == 503 and refused.headers["retry-after"]
         assert process.wait(timeout=15) != 0
+        assert not pathlib.Path(f"/proc/{core}").exists()
+        assert list(tmp_path.iterdir()) == [] and not any(map(os.path.exists, shared))
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_signal_while_the_model_loads_ends_both_processes_quietly(
+    tiny_model: pathlib.Path, tmp_path: pathlib.Path, number: int
+) -> None:
+    process = start_process(tiny_model, "--port", "0", TMPDIR=str(tmp_path))
+    end = time.monotonic() + 60
+    while not (children := find_children(process.pid)):
+        assert time.monotonic() < end and process.poll() is None
+        time.sleep(0.01)
+    time.sleep(0.3)  # the core imports what it needs
+    started = time.monotonic()
+    status, said = stop(process, number)
+    assert status in (128 + number, -number) and time.monotonic() - started < 8.0
+    assert "Traceback" not in said, said
+    while pathlib.Path(f"/proc/{children[0]}").exists():
+        assert time.monotonic() - started < 8.0, "the core was left behind"
+        time.sleep(0.02)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("path", ["/server_info", "/is_sleeping"])

@@ -130,6 +130,13 @@ class ScriptedRunner:
         self.block_size = config.cache_config.block_size
         self.limits = config.scheduler_config
         self.kv: list[list[int | None]] = [[None] * self.block_size for _ in range(num_blocks)]
+        # What blocks keep for prompt logprobs: the mark of each position whose row could be scored again, and the
+        # (token, mark of the row) of each score.
+        self.keeps_scores = config.cache_config.keeps_prompt_logprobs
+        self.states: list[list[int | None]] = [[None] * self.block_size for _ in range(num_blocks)]
+        self.scores: list[list[tuple[int, int] | None]] = [[None] * self.block_size for _ in range(num_blocks)]
+        self.num_head_rows = self.num_known_rows = 0
+        self.num_late_rows = 0  # of the head, for positions that ran in an earlier step or in another request
         self.batch: dict[str, RunnerRequest] = {}
         self.errors: dict[str, str] = {}  # to be reported for those that make rows in a step
         self.num_run_positions: Counter[str] = Counter()
@@ -172,10 +179,11 @@ class ScriptedRunner:
     def _copy_blocks(self, plan: SchedulerOutput) -> None:
         """Copy all at once: gather, then scatter, as one indexed assignment on a device does."""
         sources, targets = [c.source for c in plan.block_copies], [c.target for c in plan.block_copies]
-        assert len(set(targets)) == len(targets) and set(targets).isdisjoint(sources)
-        gathered = [self.kv[source].copy() for source in sources]
-        for target, content in zip(targets, gathered, strict=True):
-            self.kv[target] = content
+        assert len(set(targets)) == len(targets), "a block is the target of two copies"
+        for memory in (self.kv, self.states, self.scores):
+            gathered = [memory[source].copy() for source in sources]
+            for target, content in zip(targets, gathered, strict=True):
+                memory[target] = content
         self.num_copies += len(sources)
 
     def _write_and_read(self, plan: SchedulerOutput) -> None:
@@ -183,13 +191,16 @@ class ScriptedRunner:
         for request_id, num_tokens in plan.num_scheduled_tokens.items():
             request = self.batch[request_id]
             first, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
-            assert num_tokens > 0 and end <= len(request.token_ids), f"{request_id} has no tokens up to {end}"
+            assert num_tokens >= 0 and end <= len(request.token_ids), f"{request_id} has no tokens up to {end}"
             extend_marks(request.marks, request.token_ids)
             for position in range(first, end):
                 slot = (request.block_ids[position // self.block_size], position % self.block_size)
                 assert slot not in written, f"slot {slot} is written by two requests"
                 written.add(slot)
                 self.kv[slot[0]][slot[1]] = request.marks[position]
+                keeps = request.params.prompt_logprobs is not None and self.keeps_scores
+                self.states[slot[0]][slot[1]] = request.marks[position] if keeps else None
+                # the score of a token may be there before its position runs, but never stays from another life
             self.num_run_positions[request_id] += num_tokens
             request.num_computed_tokens = end
         for request_id in plan.num_scheduled_tokens:
@@ -197,6 +208,31 @@ class ScriptedRunner:
             for position, mark in enumerate(request.marks[: request.num_computed_tokens]):
                 found = self.kv[request.block_ids[position // self.block_size]][position % self.block_size]
                 assert found == mark, f"{request_id} reads at position {position} what is not its own history"
+
+    def _score_prompt(self, plan: SchedulerOutput, request_id: str, request: RunnerRequest) -> None:
+        """Read each score that the scheduler says is known; make the others as a head does, and keep them."""
+        first, end = plan.prompt_ranges[request_id]
+        known = {token for part in plan.known_scores.get(request_id, []) for token in range(*part)}
+        assert known <= set(range(first, end)), f"{request_id}: {known} is not all asked for"
+        assert request.params.prompt_logprobs <= 20 or not known, "a score is kept with 20 alternatives"
+        ran = plan.num_scheduled_tokens[request_id]
+        for token in range(first, end):
+            index, place = divmod(token, self.block_size)
+            score = (request.token_ids[token], request.marks[token - 1])
+            if token in known:
+                assert self.scores[request.block_ids[index]][place] == score, f"{request_id}: no true score of {token}"
+                self.num_known_rows += 1
+                continue
+            self.num_head_rows += 1
+            self.num_late_rows += token - 1 < request.num_computed_tokens - ran
+            before_index, before_place = divmod(token - 1, self.block_size)
+            if self.keeps_scores:
+                state = self.states[request.block_ids[before_index]][before_place]
+                assert state == request.marks[token - 1], f"{request_id}: no hidden state to score {token} from"
+                if index < len(request.block_ids):
+                    self.scores[request.block_ids[index]][place] = score
+            else:
+                assert token - 1 >= request.num_computed_tokens - ran, f"{request_id}: row {token - 1} did not run"
 
     def _make_output(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         rows: list[tuple[int, int, int]] = []  # chosen token, mark, number of alternatives
@@ -220,6 +256,7 @@ class ScriptedRunner:
                 errors[request_id] = self.errors[request_id]
                 continue
             if prompt_range is not None:
+                self._score_prompt(plan, request_id, request)
                 first, end = prompt_range
                 chosen, marks = request.token_ids[first:end], request.marks[first - 1 : end - 1]
                 add_rows(chosen, marks, request.params.prompt_logprobs, request_id, prompt_rows, full_prompt_rows)
@@ -310,7 +347,7 @@ class ScriptedEngine:
         check_invariants(self.scheduler)
         for scores in outputs.prompt_scores:
             self._take_prompt_scores(scores, outputs.logprobs)
-        for output in outputs.outputs:
+        for output in outputs.list_outputs():
             self._take_output(output, outputs.logprobs)
         return outputs
 
@@ -321,7 +358,8 @@ class ScriptedEngine:
                 self.check_all_ended()
                 return self
             outputs = self.step()
-            assert self.last_plan.total_num_scheduled_tokens or outputs.outputs, "a step brought nothing forward"
+            is_forward = self.last_plan.total_num_scheduled_tokens or outputs.list_outputs() or outputs.prompt_scores
+            assert is_forward, "a step brought nothing forward"
         raise AssertionError(f"not done after {max_steps} steps")
 
     def check_all_ended(self) -> None:
@@ -333,7 +371,8 @@ class ScriptedEngine:
                 told = tell_tokens(message, message.child_ids.index(child_id), self.config.model_config.max_model_len)
                 assert (answer.token_ids, answer.finish_reason, answer.stop_reason) == told, child_id
                 wants_rows = message.sampling_params.prompt_logprobs is not None
-                num_rows = len(message.prompt_token_ids) - 1 if wants_rows else 0
+                num_prompt = len(message.prompt_token_ids)
+                num_rows = num_prompt - message.sampling_params.first_scored(num_prompt) if wants_rows else 0
                 assert self.num_prompt_rows[message.request_id] == num_rows, f"{child_id} lacks prompt rows"
         scheduler = self.scheduler
         assert not scheduler.requests and not scheduler.children and not scheduler.running and not scheduler.waiting
@@ -348,7 +387,8 @@ class ScriptedEngine:
         marks: list[int] = []
         extend_marks(marks, message.prompt_token_ids)
         for i in range(len(rows)):
-            place = 1 + self.num_prompt_rows[scores.request_id]
+            first = message.sampling_params.first_scored(len(message.prompt_token_ids))
+            place = first + self.num_prompt_rows[scores.request_id]
             check_row(
                 rows, i, message.prompt_token_ids[place], marks[place - 1], message.sampling_params.prompt_logprobs
             )
@@ -377,7 +417,9 @@ class ScriptedEngine:
             check_row(rows, 0, output.new_token_ids[0], marks[-1], k)
             answer.num_rows += len(rows)
         answer.finish_reason, answer.stop_reason = output.finish_reason, output.stop_reason
-        answer.num_cached_tokens, answer.num_preemptions = output.num_cached_tokens, output.num_preemptions
+        # Told with the first token, and again when they change.
+        answer.num_cached_tokens = max(answer.num_cached_tokens, output.num_cached_tokens)
+        answer.num_preemptions = max(answer.num_preemptions, output.num_preemptions)
 
 
 def check_row(rows: FlatLogprobs, i: int, chosen: int, mark: int, k: int) -> None:

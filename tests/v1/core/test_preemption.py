@@ -30,6 +30,21 @@ def test_the_latest_goes_and_comes_back_with_all_it_had() -> None:
     assert [engine.answers[name].num_preemptions for name in "abc"] == [0, 1, 0]
 
 
+def test_who_just_goes_on_is_told_of_as_a_column_and_who_comes_back_in_full() -> None:
+    engine = make_engine(num_blocks=6)
+    for name in "ab":
+        engine.add(make_request(name, [1, 2, 3, 4, 5], max_tokens=12, seed=ord(name), ignore_eos=True))
+    told: dict[str, list[int]] = {"a": [], "b": []}  # preemptions, by each output in full
+    num_columns = 0
+    while engine.scheduler.has_unfinished_requests():
+        step = engine.step()
+        for output in step.outputs:
+            told[output.request_id].append(output.num_preemptions)
+        num_columns += 0 if step.continued is None else len(step.continued.request_ids)
+    assert told == {"a": [0, 0], "b": [0, 1, 1]}, "the first token, the first after a preemption, and the last"
+    assert num_columns == 2 * 12 - 5
+
+
 def test_who_is_last_waits_in_its_seat_rather_than_lose_what_it_has() -> None:
     """Two need a block in one step and there is one: the second waits until the first ends, and recomputes nothing."""
     engine = make_engine(num_blocks=7)

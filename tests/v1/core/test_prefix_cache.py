@@ -69,16 +69,12 @@ def test_the_family_tells_its_children_what_its_prompt_found() -> None:
     assert [engine.answers[f"{i}_family"].num_cached_tokens for i in range(3)] == [16, 16, 16]
 
 
-@pytest.mark.parametrize(
-    "params", [{"skip_reading_prefix_cache": True}, {"prompt_logprobs": 1}, {"prompt_logprobs": 0, "max_tokens": 0}]
-)
-@pytest.mark.parametrize("skip", [None, True, False])
-def test_who_must_not_read_the_cache_fills_it(params: dict[str, object], skip: bool | None) -> None:
-    """Cached positions have no scores, so prompt logprobs skip the cache even where the caller says False."""
+@pytest.mark.parametrize("params", [{}, {"prompt_logprobs": 1}, {"prompt_logprobs": 0, "max_tokens": 0}])
+def test_who_skips_the_cache_fills_it(params: dict[str, object]) -> None:
     engine = make_engine()
     answer_cached(engine, "first", PROMPT)
     engine.scheduler.reset_prefix_cache()
-    options = {"skip_reading_prefix_cache": skip} | params
+    options = {"skip_reading_prefix_cache": True} | params
     assert answer_cached(engine, "skips", PROMPT, **options) == 0
     assert answer_cached(engine, "skips again", PROMPT, **options) == 0
     assert answer_cached(engine, "reads", PROMPT) == 16

@@ -38,9 +38,9 @@ def make_random_params(rng: random.Random, n: int) -> dict[str, object]:
         "ignore_eos": rng.random() < 0.5,
     }
     params["min_tokens"] = rng.randint(0, params["max_tokens"])
-    params["skip_reading_prefix_cache"] = (
-        True if params["prompt_logprobs"] is not None else rng.choice([None, False, True])
-    )
+    params["skip_reading_prefix_cache"] = rng.choice([None, False, False, True])
+    if params["prompt_logprobs"] is not None:
+        params["prompt_logprobs_start"] = rng.choice([None, None, 1, 4, 9])
     return params
 
 
@@ -120,7 +120,7 @@ def test_a_prompt_runs_once_for_all_its_children_unless_memory_forces_a_preempti
 
 def test_the_walks_go_where_they_should() -> None:
     """The walks above prove something only if forks, copies, hits and preemptions happen in them."""
-    num_preemptions = num_copies = num_hits = 0
+    num_preemptions = num_copies = num_hits = num_known = num_late_rows = 0
     for seed in range(8):
         rng = random.Random(seed)
         engine = make_random_engine(rng)
@@ -132,4 +132,8 @@ def test_the_walks_go_where_they_should() -> None:
         num_preemptions += stats.num_preemptions
         num_hits += stats.num_prefix_hits
         num_copies += engine.runner.num_copies
-    assert num_preemptions > 10 and num_copies > 10 and num_hits > 20
+        num_known += stats.num_cached_prompt_rows
+        num_late_rows += engine.runner.num_late_rows
+        assert stats.num_cached_prompt_rows == engine.runner.num_known_rows
+        assert stats.num_scored_prompt_rows == engine.runner.num_head_rows
+    assert num_preemptions > 10 and num_copies > 10 and num_hits > 20 and num_known > 20 and num_late_rows > 20

@@ -322,7 +322,7 @@ def test_a_family_fails_as_a_whole_with_one_answer(failing: str) -> None:
         outputs = engine.step()
     (error,) = (o for o in outputs.outputs if o.finish_reason is FinishReason.ERROR)
     assert (error.request_id, error.error, error.new_token_ids) == ("fam", "its logits hold NaN", [])
-    assert {o.request_id for o in outputs.outputs} == {"fam", "mate"}
+    assert {o.request_id for o in outputs.list_outputs()} == {"fam", "mate"}
     engine.run()
     assert engine.scheduler.get_stats().num_nan_rows == 1
 

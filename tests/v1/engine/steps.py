@@ -11,7 +11,14 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers import Tokenizer
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedRequest
 from vllm.v1.engine.output_processor import OutputProcessor, ProcessedOutputs
-from vllm.v1.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason, PromptScores, RowRange
+from vllm.v1.messages import (
+    ContinuedSequences,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    FinishReason,
+    PromptScores,
+    RowRange,
+)
 
 NUM_TOP = 2  # entries of a row beside the chosen one
 
@@ -58,9 +65,14 @@ class Move:
 class Bench:
     """An output processor, the input processor that feeds it, and the steps between."""
 
-    def __init__(self, config: VllmConfig, tokenizer: Tokenizer, **options: object) -> None:
+    def __init__(
+        self, config: VllmConfig, tokenizer: Tokenizer, *, uses_table: bool = False, **options: object
+    ) -> None:
+        """With `uses_table`, sequences that just go on come as columns of one table, as from a real core."""
         self.inputs = InputProcessor(config, tokenizer)
         self.outputs = OutputProcessor(tokenizer, **options)  # type: ignore[arg-type]
+        self._uses_table = uses_table
+        self._has_spoken: set[str] = set()
 
     def add(
         self, params: SamplingParams, prompt: object = "ab", request_id: str = "r", sink: object = None
@@ -94,4 +106,27 @@ class Bench:
             request_id = self.last.core_request.request_id
             scores = [PromptScores(request_id=request_id, rows=RowRange(0, len(prompt_rows)))]
         block = make_block(rows) if rows else None
-        return self.outputs.process_outputs(EngineCoreOutputs(outputs=outputs, prompt_scores=scores, logprobs=block))
+        outputs, continued = self._split(outputs)
+        return self.outputs.process_outputs(
+            EngineCoreOutputs(outputs=outputs, prompt_scores=scores, continued=continued, logprobs=block)
+        )
+
+    def _split(self, outputs: list[EngineCoreOutput]) -> tuple[list[EngineCoreOutput], ContinuedSequences | None]:
+        just_go_on = [
+            output
+            for output in outputs
+            if self._uses_table
+            and output.request_id in self._has_spoken
+            and len(output.new_token_ids) == 1
+            and output.finish_reason is None
+        ]
+        self._has_spoken |= {output.request_id for output in outputs}
+        if not just_go_on:
+            return outputs, None
+        just_go_on.sort(key=lambda output: output.rows is None)
+        table = ContinuedSequences(
+            request_ids=[output.request_id for output in just_go_on],
+            token_ids=[output.new_token_ids[0] for output in just_go_on],
+            rows=[output.rows.first for output in just_go_on if output.rows is not None],
+        )
+        return [output for output in outputs if output not in just_go_on], table

@@ -20,7 +20,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_pump import cut
 from vllm.v1.engine.queue_limits import QueueLimits
-from vllm.v1.messages import EngineCoreOutput, EngineCoreOutputs, PromptScores, RowRange, SchedulerStats
+from vllm.v1.messages import ContinuedSequences, EngineCoreOutput, EngineCoreOutputs, PromptScores, RowRange, SchedulerStats
 
 Result = TypeVar("Result")
 KINDS = list(RequestOutputKind)
@@ -171,6 +171,22 @@ def test_outputs_are_handled_in_slices_that_add_up() -> None:
     assert [bool(part.prompt_scores) for part in slices] == [True, False, False]
     assert [part.stats for part in slices] == [None, None, outputs.stats]
     assert cut(outputs, 7) == [outputs]
+
+
+@pytest.mark.parametrize("num_outputs", [0, 2, 4])
+def test_sequences_that_just_go_on_are_cut_like_the_others(num_outputs: int) -> None:
+    outputs = EngineCoreOutputs(
+        outputs=[EngineCoreOutput(request_id=f"o{i}", new_token_ids=[i]) for i in range(num_outputs)],
+        prompt_scores=[PromptScores(request_id="0", rows=RowRange(0, 1))],
+        continued=ContinuedSequences(request_ids=list("abcde"), token_ids=[5, 6, 7, 8, 9], rows=[3, 2, 1, 0]),
+        stats=SchedulerStats(num_running=7),
+    )
+    slices = cut(outputs, 3)
+    assert all(len(part.list_outputs()) <= 3 for part in slices)
+    assert [output for part in slices for output in part.list_outputs()] == outputs.list_outputs()
+    assert [part.prompt_scores for part in slices] == [outputs.prompt_scores, *([[]] * (len(slices) - 1))]
+    assert [part.stats for part in slices] == [*([None] * (len(slices) - 1)), outputs.stats]
+    assert cut(outputs, num_outputs + 5) == [outputs]
 
 
 def test_small_slices_change_nothing(async_engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def make_core(**options: object) -> EngineCore:
 def run(core: EngineCore) -> dict[str, list[int]]:
     tokens: dict[str, list[int]] = {}
     while core.has_work():
-        for output in core.step().outputs:
+        for output in core.step().list_outputs():
             tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
     return tokens
 
@@ -179,7 +179,7 @@ def test_requests_survive_a_sleep_that_loses_the_kv_cache() -> None:
     want = answer(make_core())
     core = make_core()
     core.add_request(make_request("probe", PROMPT, ignore_eos=True))
-    tokens = core.step().outputs[0].new_token_ids + core.step().outputs[0].new_token_ids
+    tokens = core.step().list_outputs()[0].new_token_ids + core.step().list_outputs()[0].new_token_ids
     core.sleep(2)
     assert core.get_stats().num_used_blocks == 0
     core.model_executor.runner.kv = [[None] * len(block) for block in core.model_executor.runner.kv]

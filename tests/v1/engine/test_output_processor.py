@@ -22,9 +22,9 @@ STOP, LENGTH, ERROR = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR
 A, B, C, D = (token(char) for char in "abcd")
 
 
-@pytest.fixture
-def bench(tiny_config: VllmConfig, tiny_tokenizer: Tokenizer) -> Bench:
-    return Bench(tiny_config, tiny_tokenizer)
+@pytest.fixture(params=[False, True], ids=["outputs", "table"])
+def bench(request: pytest.FixtureRequest, tiny_config: VllmConfig, tiny_tokenizer: Tokenizer) -> Bench:
+    return Bench(tiny_config, tiny_tokenizer, uses_table=request.param)
 
 
 # ---------------------------------------------------------------- one sequence
@@ -305,3 +305,24 @@ def test_statistics_are_kept_only_when_asked(tiny_config: VllmConfig, tiny_token
     assert (first.metrics.num_generation_tokens, last.metrics.num_generation_tokens) == (2, 4)
     (child,) = quiet.add(params(CUMULATIVE))
     assert quiet.step(Move(child, [A])).request_outputs[0].metrics is None
+
+
+@pytest.mark.parametrize("kind", list(RequestOutputKind))
+def test_statistics_count_the_tokens_of_sequences_that_just_go_on(
+    tiny_config: VllmConfig, tiny_tokenizer: Tokenizer, kind: RequestOutputKind
+) -> None:
+    bench = Bench(tiny_config, tiny_tokenizer, uses_table=True, log_stats=True)
+    (child,) = bench.add(params(kind))
+    outs = [out for move in (Move(child, [A]), Move(child, [B]), Move(child, [C], LENGTH))
+            for out in bench.step(move).request_outputs]  # fmt: skip
+    counts = [out.metrics.num_generation_tokens for out in outs]
+    assert counts == ([3] if kind is FINAL_ONLY else [1, 2, 3]), "an earlier output's figures must not move on"
+
+
+def test_a_delta_knows_the_tokens_before_it(bench: Bench) -> None:
+    """A character that began in an earlier delta is completed, in the text and in the row's own text."""
+    first, second = 3 + 0xC3, 3 + 0xA9  # the two bytes of é
+    (child,) = bench.add(params(DELTA))
+    outs = [bench.step(Move(child, [t])).request_outputs[0].outputs[0] for t in (A, first, second)]
+    assert [c.text for c in outs] == ["a", "", "é"]
+    assert [c.logprobs[0][t].decoded_token for c, t in zip(outs, (A, first, second), strict=True)] == ["a", "", "é"]

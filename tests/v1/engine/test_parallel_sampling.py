@@ -13,9 +13,9 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 A, B, C = (token(char) for char in "abc")
 
 
-@pytest.fixture
-def bench(tiny_config: VllmConfig, tiny_tokenizer: Tokenizer) -> Bench:
-    return Bench(tiny_config, tiny_tokenizer)
+@pytest.fixture(params=[False, True], ids=["outputs", "table"])
+def bench(request: pytest.FixtureRequest, tiny_config: VllmConfig, tiny_tokenizer: Tokenizer) -> Bench:
+    return Bench(tiny_config, tiny_tokenizer, uses_table=request.param)
 
 
 def test_final_only_is_one_output_ordered_by_index(bench: Bench) -> None:

@@ -48,6 +48,17 @@ def test_alternatives_are_decoded_behind_the_pending_bytes_too() -> None:
     assert texts.decode_row(1, [ids[1], alternative, letter, ids[0]]) == ["😀", "😅", "\ufffdx", "\ufffd"]
 
 
+def test_the_last_token_of_a_sequence_that_was_cut_shows_what_nothing_completes() -> None:
+    tokenizer = tiny("byte_level")
+    ids = tokenizer.encode("a😀")[:2]
+    other = FIRST_BYTE_ID + 0xE4
+    texts = SequenceTexts(tokenizer.token_bytes, ids)
+    assert texts.decode_row(1, [ids[1], other]) == ["", ""]
+    texts.end()
+    assert texts.decode_row(1, [ids[1], other]) == ["\ufffd", ""], "the alternative was not chosen: it isn't the end"
+    assert texts.decode_row(0, [ids[0]]) == ["a"]
+
+
 @given(ids=token_id_lists, others=st.lists(st.integers(0, 520), max_size=6), kind=st.sampled_from(KINDS))
 def test_a_text_does_not_depend_on_what_else_is_in_the_row(ids: list[int], others: list[int], kind: str) -> None:
     texts = SequenceTexts(tiny(kind).token_bytes, ids)

@@ -12,6 +12,7 @@ from vllm.config import LoadConfig, ModelConfig, TransformerConfig, VllmConfig
 from vllm.exceptions import ModelLoadError, VLLMServerError, VLLMUnsupportedError, VLLMValidationError
 from vllm.logprobs import FlatLogprobs
 from vllm.logprobs_buffer import LogprobsBuffer
+from vllm.logprobs_packed import PackedStep
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.wire import (
@@ -27,6 +28,7 @@ from vllm.v1.engine.wire import (
     read_unreadable_request,
 )
 from vllm.v1.messages import (
+    ContinuedSequences,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -63,6 +65,7 @@ def make_outputs(**blocks: FlatLogprobs | None) -> EngineCoreOutputs:
             EngineCoreOutput(request_id="b", new_token_ids=[], finish_reason=FinishReason.ERROR, error="no numbers"),
         ],
         prompt_scores=[PromptScores(request_id="b", full_rows=blocks.get("full_rows"))],
+        continued=ContinuedSequences(request_ids=["c", "d"], token_ids=[4, 5], rows=[1]),
         logprobs=blocks.get("logprobs"),
         stats=SchedulerStats(num_running=1, num_nan_rows=2),
         timestamp=1.5,
@@ -109,6 +112,20 @@ def test_a_steps_rows_arrive_bit_for_bit_wherever_the_frames_lie_in_memory(lengt
     buffer = LogprobsBuffer()
     buffer.append_rows(arrived)  # as the front end does it, by memory views
     assert buffer.snapshot() == block
+
+
+@pytest.mark.parametrize("num_entries", [[6, 5, 6], [1, 1, 6], [1, 1, 1]])
+@pytest.mark.parametrize("shift", [0, 3])
+def test_a_rectangle_arrives_and_its_gaps_stay_at_home(num_entries: list[int], shift: int) -> None:
+    width = max(num_entries) + (num_entries == [1, 1, 1]) * 50
+    ids = np.arange(3 * width, dtype=np.int32).reshape(3, width)
+    block = FlatLogprobs.from_rectangle(ids, -ids.astype(np.float32), ids + 1, np.array(num_entries, np.int32))
+    letter = StepDone(make_outputs(logprobs=block), True, 1)
+    num_bytes = sum(memoryview(frame).nbytes for frame in Encoder().encode(letter)[1:])
+    assert num_bytes <= 2 * 12 * sum(num_entries) + 60
+    arrived = send(letter, shift).outputs.logprobs
+    assert arrived == block
+    assert PackedStep(arrived._pack()).chosen_values == [0.0, -float(width), -float(2 * width)]
 
 
 @pytest.mark.parametrize(

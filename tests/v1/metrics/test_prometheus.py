@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.messages import (
+    ContinuedSequences,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -21,9 +22,14 @@ from vllm.v1.metrics.prometheus import EngineMetrics, make_token_buckets
 class Engine:
     """Tells the metrics what an engine would."""
 
-    def __init__(self) -> None:
+    def __init__(self, uses_table: bool = False) -> None:
         self.metrics = EngineMetrics("m", 2048)
         self.now = time.monotonic()
+        self.uses_table = uses_table
+        self.has_spoken: set[str] = set()
+
+    def _just_goes_on(self, name: str, count: int, reason: Any) -> bool:
+        return self.uses_table and name in self.has_spoken and count == 1 and reason is None
 
     def add(self, request_id: str, n: int = 1, num_prompt: int = 4, num_copies: int = 1, max_tokens: int = 9) -> None:
         params = SamplingParams(max_tokens=max_tokens)
@@ -55,10 +61,18 @@ class Engine:
                 scheduled_ts=scheduled_ts,
             )
             for name, (count, reason) in outputs.items()
+            if not self._just_goes_on(name, count, reason)
         ]
+        names = [name for name, (count, reason) in outputs.items() if self._just_goes_on(name, count, reason)]
+        table = ContinuedSequences(request_ids=names, token_ids=[7] * len(names), rows=[]) if names else None
+        self.has_spoken.update(outputs)
         self.metrics.record_step(
             EngineCoreOutputs(
-                outputs=made, prompt_scores=[], stats=SchedulerStats(**stats) if stats else None, timestamp=self.now
+                outputs=made,
+                prompt_scores=[],
+                continued=table,
+                stats=SchedulerStats(**stats) if stats else None,
+                timestamp=self.now,
             ),
             stopped,
         )
@@ -71,9 +85,9 @@ class Engine:
         raise AssertionError(f"there is no {name} {labels}")
 
 
-@pytest.fixture
-def engine() -> Engine:
-    return Engine()
+@pytest.fixture(params=[False, True], ids=["outputs", "table"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    return Engine(request.param)
 
 
 def test_a_family_counts_once_and_its_tokens_are_summed(engine: Engine) -> None:

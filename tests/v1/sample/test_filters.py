@@ -1,7 +1,5 @@
 """Top-k, top-p and min-p against float64: which tokens stay, ties included."""
 
-from collections.abc import Iterator
-
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -9,20 +7,10 @@ import torch
 from hypothesis import given, settings
 
 from tests.v1.sample.reference import count_kept, falling_order
-from vllm.v1.sample.ops import topk_topp_sampler
 from vllm.v1.sample.ops.topk_topp_sampler import apply_filters
 
-# Sums that differ by less decide a top-p border either way (float32 weights against float64).
+# Sums that differ by less decide a top-p border either way: weights are float32, the reference's float64.
 TOLERANCE = 1e-6
-
-
-@pytest.fixture(scope="module", params=[3, 512], autouse=True)
-def first_width(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With 3, almost every row takes the way of rows whose mass lies deeper than the first look."""
-    before = topk_topp_sampler.FIRST_WIDTH
-    topk_topp_sampler.FIRST_WIDTH = request.param
-    yield
-    topk_topp_sampler.FIRST_WIDTH = before
 
 
 class Row:

@@ -38,13 +38,16 @@ def run_greedy(executor: UniProcExecutor) -> int:
     return executor.execute_model(step).token_ids["a"][0]
 
 
+KV_BYTES = 2 * 2 * BLOCK_SIZE * 2 * 8 * 4  # keys and values, layers, tokens, heads, numbers, float32
+BYTES_PER_BLOCK = KV_BYTES + BLOCK_SIZE * (48 * 4 + 21 * 12 + 4)  # hidden states, scores in two forms, ranks
+
+
 def test_start_says_what_was_settled(tiny_folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     executor = UniProcExecutor(make_config(tiny_folder, kv_cache_memory_bytes=40_000))
     ready = executor.start()
-    bytes_per_block = 2 * 2 * BLOCK_SIZE * 2 * 8 * 4  # keys and values, layers, tokens, heads, numbers, float32
-    assert ready.num_gpu_blocks == 40_000 // bytes_per_block == 39
-    assert (ready.max_model_len, ready.dtype, ready.device, ready.num_threads) == (64, "float32", "cpu", 1)
+    assert ready.num_gpu_blocks == 40_000 // BYTES_PER_BLOCK == 14
+    assert (ready.max_model_len, ready.dtype, ready.device, ready.num_threads) == (56, "float32", "cpu", 1)
     assert torch.get_num_threads() == 1
     assert ready.weights_bytes == executor.driver_worker.model_runner.model.weights_bytes() > 0
     executor.shutdown()
@@ -57,10 +60,20 @@ def test_the_default_pool_holds_what_the_sequences_can_use(tiny_folder: pathlib.
 
 
 def test_a_small_pool_lowers_the_model_length_unless_it_was_given(tiny_folder: pathlib.Path) -> None:
-    ready = UniProcExecutor(make_config(tiny_folder, kv_cache_memory_bytes=5 * 1024)).start()
+    five_blocks = 5 * BYTES_PER_BLOCK
+    ready = UniProcExecutor(make_config(tiny_folder, kv_cache_memory_bytes=five_blocks)).start()
     assert (ready.num_gpu_blocks, ready.max_model_len) == (5, 20)
     with pytest.raises(VLLMValidationError, match="max_model_len must be at most 20"):
-        UniProcExecutor(make_config(tiny_folder, kv_cache_memory_bytes=5 * 1024, max_model_len_is_given=True)).start()
+        UniProcExecutor(
+            make_config(tiny_folder, kv_cache_memory_bytes=five_blocks, max_model_len_is_given=True)
+        ).start()
+
+
+def test_a_pool_that_keeps_no_scores_holds_more_blocks(tiny_folder: pathlib.Path) -> None:
+    for option in ("enable_prompt_logprobs_cache", "enable_prefix_caching"):
+        executor = UniProcExecutor(make_config(tiny_folder, kv_cache_memory_bytes=40_000, **{option: False}))
+        assert executor.start().num_gpu_blocks == 40_000 // KV_BYTES == 39
+        assert executor.driver_worker.model_runner.score_store is None
 
 
 def test_a_pool_that_cannot_be_allocated_is_a_clear_error(tiny_folder: pathlib.Path) -> None:

@@ -25,6 +25,7 @@ SUBCOMMANDS = {
     "serve": Subcommand("vllm.entrypoints.cli.serve", "serve a model over HTTP, with the routes of the OpenAI API"),
     "chat": Subcommand("vllm.entrypoints.cli.chat", "talk with a model, served somewhere or loaded here"),
     "complete": Subcommand("vllm.entrypoints.cli.complete", "continue texts that you type"),
+    "score": Subcommand("vllm.entrypoints.cli.score", "score a file of texts or of contexts with choices"),
     "run-batch": Subcommand("vllm.entrypoints.cli.run_batch", "answer a file of requests (OpenAI's batch format)"),
     "bench": Subcommand("vllm.entrypoints.cli.bench", "measure a server, or the engine in this process"),
     "collect-env": Subcommand("vllm.entrypoints.cli.collect_env", "describe this machine, for a bug report"),

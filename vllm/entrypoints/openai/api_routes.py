@@ -16,12 +16,16 @@ from vllm.entrypoints.openai.context import ServerContext
 from vllm.entrypoints.openai.instance_routes import as_json
 from vllm.entrypoints.openai.models import describe_model, list_models
 from vllm.entrypoints.openai.request_body import read_request
+from vllm.entrypoints.openai.scoring.protocol import GenerativeScoringRequest, ScoreContinuationsRequest
+from vllm.entrypoints.openai.scoring.serving import create_continuation_scores, create_generative_scores
 from vllm.entrypoints.openai.tokenization.protocol import DetokenizeRequest, TokenizeRequest
 from vllm.entrypoints.openai.tokenization.serving import describe_tokenizer, detokenize, tokenize
 
 REQUEST_MODELS: tuple[type[BaseModel], ...] = (
     CompletionRequest,
     ChatCompletionRequest,
+    ScoreContinuationsRequest,
+    GenerativeScoringRequest,
     TokenizeRequest,
     DetokenizeRequest,
 )
@@ -45,6 +49,16 @@ def add_api_routes(app: FastAPI, server: ServerContext, *, has_tokenizer_info: b
         """Continue a conversation."""
         return await create_chat_completion(request, await read_request(request, ChatCompletionRequest), server)
 
+    async def score_continuations(request: Request) -> Response:
+        """Score given continuations of contexts."""
+        body = await read_request(request, ScoreContinuationsRequest)
+        return await create_continuation_scores(request, body, server)
+
+    async def generative_scoring(request: Request) -> Response:
+        """Compare labels, each a single token, as what follows a query and an item."""
+        body = await read_request(request, GenerativeScoringRequest)
+        return await create_generative_scores(request, body, server)
+
     async def models(request: Request) -> Response:
         """List the served models."""
         return as_json(list_models(server))
@@ -67,6 +81,8 @@ def add_api_routes(app: FastAPI, server: ServerContext, *, has_tokenizer_info: b
 
     _post(app, "/v1/completions", completions, CompletionRequest)
     _post(app, "/v1/chat/completions", chat_completions, ChatCompletionRequest)
+    _post(app, "/v1/score/continuations", score_continuations, ScoreContinuationsRequest)
+    _post(app, "/generative_scoring", generative_scoring, GenerativeScoringRequest)
     app.add_api_route("/v1/models", models, methods=["GET"], tags=["models"])
     app.add_api_route(
         "/v1/models/{model_id:path}", model, methods=["GET"], tags=["models"], responses={404: _ERRORS[404]}

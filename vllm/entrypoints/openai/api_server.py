@@ -23,6 +23,7 @@ import shlex
 import signal
 import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
@@ -98,7 +99,7 @@ def run_server(args: argparse.Namespace) -> int:
     read_chat_template(args.chat_template)
     listener = bind_unix_listener(args.uds) if args.uds else bind_listener(args.host, args.port)
     try:
-        engine = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(args))  # outside of a loop: Ctrl-C works
+        engine = _start_engine(args)
         try:
             return uvloop.run(_serve(engine, args, listener))
         finally:
@@ -107,6 +108,13 @@ def run_server(args: argparse.Namespace) -> int:
         listener.close()
         if args.uds:
             pathlib.Path(args.uds).unlink(missing_ok=True)
+
+
+def _start_engine(args: argparse.Namespace) -> AsyncLLM:
+    """Return the engine; a signal while its model loads ends the process, and the core with it."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # until the loop has its own
+    return AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(args))  # outside of a loop: Ctrl-C works
 
 
 def bind_listener(host: str, port: int) -> socket.socket:
@@ -288,4 +296,3 @@ def _read_words(words: Sequence[str]) -> list[str]:
         except json.JSONDecodeError as error:
             raise VLLMValidationError(f"{words[0]!r} is not a JSON list: {error}") from None
     return list(words)
-

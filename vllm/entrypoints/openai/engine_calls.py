@@ -49,8 +49,8 @@ async def generate_all(engine: AsyncLLM, call: Call) -> list[RequestOutput]:
     """Return the last output of each prompt; if one fails or this is cancelled, the others are aborted."""
     streams = start(engine, call)
     if len(streams) == 1:
-        return [await _read_last(streams[0])]
-    tasks = [asyncio.create_task(_read_last(stream)) for stream in streams]
+        return [await read_last(streams[0])]
+    tasks = [asyncio.create_task(read_last(stream)) for stream in streams]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -105,7 +105,12 @@ async def wait_for_disconnect(receive: Any) -> None:
         pass
 
 
-async def _read_last(stream: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
+async def read_last(stream: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
+    """Return the last output of one prompt.
+
+    Raises:
+        EngineGenerateError: the request failed.
+    """
     last = None
     async with contextlib.aclosing(stream):
         async for output in stream:

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import PlainTextResponse
 
 import vllm
 from vllm import envs
@@ -41,12 +42,12 @@ def add_instance_routes(app: FastAPI, server: ServerContext, state: ServerState)
         rendered = b"" if engine.metrics is None else engine.metrics.render()
         return Response(rendered, headers={"content-type": CONTENT_TYPE})
 
-    app.add_api_route("/health", health, methods=["GET"], tags=["server"])
-    app.add_api_route("/ping", health, methods=["GET"], tags=["server"], operation_id="ping")
+    app.add_api_route("/health", health, methods=["GET"], response_class=Response, tags=["server"])
+    app.add_api_route("/ping", health, methods=["GET"], response_class=Response, tags=["server"], operation_id="ping")
     app.add_api_route("/ping", health, methods=["POST"], include_in_schema=False)
     app.add_api_route("/version", version, methods=["GET"], tags=["server"])
     app.add_api_route("/load", load, methods=["GET"], tags=["server"])
-    app.add_api_route("/metrics", metrics, methods=["GET"], tags=["server"])
+    app.add_api_route("/metrics", metrics, methods=["GET"], response_class=PlainTextResponse, tags=["server"])
     if envs.server_dev_mode():
         add_developer_routes(app, server)
 

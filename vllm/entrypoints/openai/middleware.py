@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.protocol import MAX_REQUEST_ID_LENGTH
 
-GUARDED_PREFIXES = ("/v1", "/v2", "/inference", "/cohere")
-_COUNTED_PREFIXES = ("/v1/completions", "/v1/chat/completions")
+GUARDED_PREFIXES = ("/v1", "/v2", "/inference", "/cohere", "/generative_scoring")
+_COUNTED_PREFIXES = ("/v1/completions", "/v1/chat/completions", "/v1/score", "/generative_scoring")
 
 
 @dataclass(slots=True)

@@ -22,12 +22,17 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+def is_silu(activation: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+    """Say whether the kernels have this activation."""
+    return activation is F.silu
+
+
 def gate_and_multiply(
     gate_up: torch.Tensor,  # [num_rows, 2 · size]: gate columns, then up columns
     activation: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:  # [num_rows, size]
     """Return activation(gate) · up."""
-    if activation is F.silu:
+    if is_silu(activation):
         return ops.silu_and_multiply(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return activation(gate).mul_(up)

@@ -11,6 +11,8 @@ import torch
 
 from vllm.config import TransformerConfig
 
+_MIN_TABLE_POSITIONS = 1024
+
 
 class RotaryFrequencies(NamedTuple):
     """inverse [head_dim / 2] float32 (radians a position), and what cosine and sine are multiplied by."""
@@ -33,6 +35,21 @@ class RotaryEmbedding:
         frequencies = compute_frequencies(config, max_model_len)
         self.inverse = frequencies.inverse  # follows the positions' device
         self.attention_factor = frequencies.attention_factor
+        self._max_positions = max_model_len
+        self._table = torch.empty(0, 2 * config.head_dim, device="cpu")  # models are built on the meta device
+
+    @property
+    def max_table_bytes(self) -> int:
+        return self._max_positions * self._table.shape[1] * self._table.itemsize
+
+    def get_table(self, num_positions: int) -> torch.Tensor:  # [num_positions or more, 2 · head_dim] float32, CPU
+        """Return the cosines and sines of each position from 0 on, as `make_rotation` gives them; kept, and grown."""
+        first = self._table.shape[0]
+        if num_positions > first:
+            end = max(num_positions, min(2 * first, self._max_positions), _MIN_TABLE_POSITIONS)
+            rotation = self.make_rotation(torch.arange(first, end, device="cpu"))
+            self._table = torch.cat((self._table, torch.cat(rotation, -1)[:, 0]))
+        return self._table
 
     def make_rotation(self, positions: torch.Tensor) -> Rotation:  # [num_tokens] int64
         if self.inverse.device != positions.device:

@@ -19,6 +19,7 @@ from vllm.model_executor.layers.embedding import Embedding, compute_float32_prod
 from vllm.model_executor.layers.linear import Linear
 from vllm.model_executor.layers.norm import RMSNorm
 from vllm.model_executor.layers.rotary import RotaryEmbedding, Rotation
+from vllm.model_executor.models.decoder_stack import DecoderStack
 from vllm.model_executor.number_types import NumberTypes
 from vllm.model_executor.weights import WeightSlot, collect_slots, is_ignored, list_names, to_canonical_name
 from vllm.v1.attention import AttentionBackend, AttentionMetadata
@@ -99,6 +100,22 @@ class LlamaLayer(nn.Module):
         return self.mlp(self.post_attention_layernorm(added, residual))
 
 
+# What the one call for all layers stands for; anything else in a layer, and the modules run one by one.
+_LAYER_TYPES: dict[str, type[nn.Module]] = {
+    "": LlamaLayer,
+    "input_layernorm": RMSNorm,
+    "self_attn": LlamaAttention,
+    "self_attn.qkv_proj": Linear,
+    "self_attn.q_norm": RMSNorm,
+    "self_attn.k_norm": RMSNorm,
+    "self_attn.o_proj": Linear,
+    "post_attention_layernorm": RMSNorm,
+    "mlp": LlamaMLP,
+    "mlp.gate_up_proj": Linear,
+    "mlp.down_proj": Linear,
+}
+
+
 class LlamaModel(nn.Module):
     """The decoder below its head; module names are the checkpoint's."""
 
@@ -129,6 +146,7 @@ class LlamaForCausalLM(nn.Module):
             None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size, types=types)
         )
         self.rotary = RotaryEmbedding(config, max_model_len)
+        self.stack = DecoderStack(self.model, _LAYER_TYPES, config)
         self.on_weights_changed: list[Callable[[], None]] = []
         self._slots: dict[str, WeightSlot] | None = None
 
@@ -139,6 +157,9 @@ class LlamaForCausalLM(nn.Module):
         kv_caches: list[torch.Tensor],  # a layer: [2, num_blocks, block_size, num_kv_heads, head_dim]
         attn: AttentionMetadata,
     ) -> torch.Tensor:  # [num_tokens, hidden_size], after the final norm
+        hidden = self.stack.try_run(input_ids, positions, kv_caches, attn, self.rotary)
+        if hidden is not None:
+            return hidden
         rotation = self.rotary.make_rotation(positions)
         residual, added = self.model.embed_tokens(input_ids), None
         for layer, kv_cache in zip(self.model.layers, kv_caches, strict=True):
@@ -190,6 +211,11 @@ class LlamaForCausalLM(nn.Module):
         if unknown:
             raise ModelLoadError(f"{type(self).__name__} has no weights named {list_names(unknown)}")
         return loaded
+
+    def count_step_bytes(self, num_tokens: int) -> int:
+        """Return what a step of `num_tokens` takes and keeps on a CPU, its result and what longer sequences add."""
+        size = self.config.hidden_size * self.dtype.itemsize
+        return self.stack.count_scratch_bytes(num_tokens) + num_tokens * size + self.rotary.max_table_bytes
 
     def weights_bytes(self) -> int:
         """Return the bytes that all weights take."""

@@ -11,6 +11,9 @@ prefix first, then the prefix that was left longest ago.
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from vllm.v1.core.partial_prefixes import PartialPrefixes
+from vllm.v1.core.score_ledger import ScoreLedger
+
 
 class BlockPool:
     """Blocks 0 … num_blocks − 1, their owners counted, and the prefix cache over full ones."""
@@ -22,6 +25,8 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._block_of_hash: dict[bytes, int] = {}
         self._hash_of_block: dict[int, bytes] = {}
+        self.ledger = ScoreLedger(num_blocks)
+        self.partial = PartialPrefixes()  # of blocks with hidden states
 
     @property
     def num_free(self) -> int:
@@ -39,6 +44,8 @@ class BlockPool:
         taken = [self._free.popitem(last=False)[0] for _ in range(num_blocks)]
         for block_id in taken:
             self._forget_prefix(block_id)
+            self.ledger.forget(block_id)
+            self.partial.forget(block_id)
             self.num_owners[block_id] = 1
         return taken
 
@@ -56,7 +63,7 @@ class BlockPool:
             self.num_owners[block_id] -= 1
             if self.num_owners[block_id] == 0:
                 self._free[block_id] = None
-                if block_id not in self._hash_of_block:
+                if block_id not in self._hash_of_block and block_id not in self.partial:
                     # Nobody can ask for it by its prefix; a block just used is the best to write next.
                     self._free.move_to_end(block_id, last=False)
 
@@ -70,14 +77,27 @@ class BlockPool:
         return self._block_of_hash.get(block_hash)
 
     def remember(self, block_id: int, block_hash: bytes) -> None:
-        """Tell the prefix cache what a full, computed block holds; the first block with a prefix keeps it."""
-        if block_hash not in self._block_of_hash and block_id not in self._hash_of_block:
-            self._block_of_hash[block_hash] = block_id
-            self._hash_of_block[block_id] = block_hash
+        """Tell the prefix cache what a full, computed block holds.
+
+        The first block with a prefix keeps it, unless the new one has hidden states and the old one has none.
+        """
+        if block_id in self._hash_of_block:
+            return
+        old = self._block_of_hash.get(block_hash)
+        if old is not None:
+            if self.ledger.num_states(old) >= self.ledger.num_states(block_id):
+                return
+            del self._hash_of_block[old]
+            if self.num_owners[old] == 0:
+                self._free.move_to_end(old, last=False)
+        self._block_of_hash[block_hash] = block_id
+        self._hash_of_block[block_id] = block_hash
 
     def forget_all_prefixes(self) -> None:
         self._block_of_hash.clear()
         self._hash_of_block.clear()
+        self.ledger.forget_all()
+        self.partial.forget_all()
 
     def _forget_prefix(self, block_id: int) -> None:
         block_hash = self._hash_of_block.pop(block_id, None)

@@ -10,17 +10,42 @@ shares with others. They are the first to go when memory is short, as far as let
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 from hashlib import blake2b
 from itertools import takewhile
+from typing import NamedTuple
 
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.messages import BlockCopy
+from vllm.v1.messages import BlockCopy, PromptRange
 from vllm.v1.request import Request, SharedBlocks
 
 # 128 bits: two prefixes with one hash are not to be expected in the life of the universe.
 _HASH_BYTES = 16
 _TOKEN_BYTES = array("i").itemsize
+
+
+class Hits(NamedTuple):
+    """What of a waiting request's prompt the prefix cache holds."""
+
+    block_ids: list[int] = []
+    source: int | None = None  # a block that begins as the next one does: to be copied
+    num_partial: int = 0  # positions of it
+
+
+class Backlog(NamedTuple):
+    """Prompt tokens that are owed a score and need no position to run: first … end − 1."""
+
+    first: int
+    end: int
+    known: list[PromptRange]  # those whose scores their blocks keep; the others need a row of the LM head
+    num_rows: int  # of the LM head
+    is_whole: bool  # all that there is
+
+
+_NO_HITS = Hits()
+
+
+NO_BACKLOG = Backlog(0, 0, [], 0, is_whole=True)
 
 
 class KVCacheManager:
@@ -44,34 +69,113 @@ class KVCacheManager:
 
     # ------------------------------------------------------------ prefix cache
 
-    def get_computed_blocks(self, request: Request) -> list[int]:
+    def get_computed_blocks(self, request: Request) -> Hits:
         """Return the cached blocks that continue what a waiting request holds; it does not own them yet."""
-        params = request.sampling_params
-        # One with prompt logprobs skips the cache for the scores it owes; num_readable_tokens knows which those are.
-        skips = params.skip_reading_prefix_cache is True and params.prompt_logprobs is None
+        skips = request.sampling_params.skip_reading_prefix_cache is True
         held = self._get_held(request)
         if not self.enable_caching or skips or len(held) * self.block_size != request.num_computed_tokens:
-            return []
+            return Hits()
         num_blocks = request.num_readable_tokens // self.block_size
         self._hash_blocks(request, num_blocks)
+        first_stated = (request.num_scored - 1) // self.block_size if request.owes_scores else num_blocks
         hits: list[int] = []
-        for block_hash in request.block_hashes[len(held) : num_blocks]:
-            block_id = self.pool.find(block_hash)
-            if block_id is None:
+        for index in range(len(held), num_blocks):
+            block_id = self.pool.find(request.block_hashes[index])
+            if block_id is None or (index >= first_stated and not self.pool.ledger.num_states(block_id)):
                 break
             hits.append(block_id)
-        return hits
+        if request.keeps_scores:
+            found = self.pool.partial.find_longest(*self.get_next_block(request, Hits(hits)))
+            if found is not None:
+                return Hits(hits, *found)
+        return Hits(hits)
+
+    def get_next_block(self, request: Request, hits: Hits) -> tuple[bytes, list[int]]:
+        """Return the hash before the block behind `hits`, and the tokens of it that could be read from the cache."""
+        index = len(self._get_held(request)) + len(hits.block_ids)
+        first = index * self.block_size
+        end = max(first, min(first + self.block_size, request.num_readable_tokens))
+        return self._get_parent(request, index), request.get_token_ids(first, end)
+
+    def _get_parent(self, request: Request, index: int) -> bytes:
+        self._hash_blocks(request, index)
+        return request.block_hashes[index - 1] if index else self._hash_salt(request.message.cache_salt)
 
     def cache_full_blocks(self, request: Request) -> None:
         """Tell the prefix cache of the blocks that the last step filled."""
-        num_full = request.num_computed_tokens // self.block_size
-        first = request.num_cached_blocks
-        if not self.enable_caching or num_full <= first or request.cache_generation != self._generation:
+        if not self.enable_caching or request.cache_generation != self._generation:
+            return
+        num_full, first = request.num_computed_tokens // self.block_size, request.num_cached_blocks
+        if request.keeps_scores:
+            self._remember_partial(request, first, num_full)
+        if num_full <= first:
             return
         self._hash_blocks(request, num_full)
         for index in range(first, num_full):
             self.pool.remember(request.block_ids[index], request.block_hashes[index])
         request.num_cached_blocks = num_full
+
+    def _remember_partial(self, request: Request, first: int, num_full: int) -> None:
+        """Let prompts that part inside a block find the beginning of those filled, and of the prompt's last one."""
+        size, num_computed = self.block_size, request.num_computed_tokens
+        is_prompt_done = not request.output_token_ids and num_computed >= _count_prompt_positions(request)
+        num_blocks = -(-num_computed // size) if is_prompt_done else num_full
+        for index in range(first, num_blocks):
+            block_id = request.block_ids[index]
+            token_ids = request.get_token_ids(index * size, min(num_computed, (index + 1) * size))
+            self.pool.ledger.note_states(block_id, len(token_ids))
+            self.pool.partial.remember(block_id, self._get_parent(request, index), token_ids)
+
+    def list_blocks_to_come(self, request: Request) -> Iterator[tuple[bytes, list[int]]]:
+        """Yield the hash before, and the tokens of, each block that a running request will yet fill with its prompt."""
+        end = _count_prompt_positions(request)
+        is_told = request.keeps_scores and self.enable_caching and request.cache_generation == self._generation
+        if not is_told or request.num_computed_tokens >= end:
+            return
+        for first in range(request.num_cached_blocks * self.block_size, end, self.block_size):
+            token_ids = request.get_token_ids(first, min(first + self.block_size, end))
+            yield self._get_parent(request, first // self.block_size), token_ids
+
+    # ------------------------------------------------------------ prompt scores
+
+    def find_backlog(self, request: Request, max_rows: int) -> Backlog:
+        """Return the owed scores whose rows lie before the request's next position, with at most `max_rows` to make.
+
+        Token i is scored by the row of position i − 1; its score is kept with the block that holds the token.
+        """
+        if not request.owes_scores:
+            return NO_BACKLOG
+        first, size = request.num_scored, self.block_size
+        end = min(request.num_computed_tokens + 1, request.num_prompt_tokens)
+        known: list[PromptRange] = []
+        num_rows, token = 0, first
+        while token < end:
+            index, place = divmod(token, size)
+            is_kept = request.can_read_scores and index < len(request.block_ids)
+            places = self.pool.ledger.scored_places(request.block_ids[index]) >> place if is_kept else 0
+            # the stretch of this block that is all kept, or all not
+            stretch = _count_trailing_ones(places if places & 1 else ~places)
+            stop = min(end, token + size - place, token + stretch)
+            if places & 1:
+                before = known.pop() if known and known[-1].end == token else PromptRange(token, token)
+                known.append(PromptRange(before.first, stop))
+            else:
+                stop = min(stop, token + max_rows - num_rows)
+                num_rows += stop - token
+                if stop == token:
+                    break
+            token = stop
+        return Backlog(first, token, known, num_rows, is_whole=token >= end)
+
+    def note_scores(self, request: Request, first: int, end: int) -> None:
+        """Take note that the blocks of the prompt tokens first … end − 1 now keep their scores."""
+        if not request.keeps_scores:
+            return
+        size = self.block_size
+        for index in range(first // size, min(-(-end // size), len(request.block_ids))):
+            start = index * size
+            block_id = request.block_ids[index]
+            self.pool.ledger.note_scores(block_id, max(first - start, 0), min(end - start, size))
 
     def reset_prefix_cache(self) -> None:
         """Forget every prefix, with requests running too.
@@ -121,36 +225,43 @@ class KVCacheManager:
         return added
 
     def admit(
-        self, request: Request, num_new_tokens: int, hits: Sequence[int] = (), num_spare_blocks: int = 0
+        self, request: Request, num_new_tokens: int, hits: Hits = _NO_HITS, num_spare_blocks: int = 0
     ) -> list[BlockCopy] | None:
         """Give a waiting request its table: what it holds, the `hits`, and room for `num_new_tokens` positions more.
 
-        Returns the copies that must run before its first write (one, when that goes into a block of several owners), or
-        None, with nothing changed, when fewer than `num_spare_blocks` would stay free.
+        Returns the copies that must run before its first write (one, when that goes into a block of several owners or
+        that begins as a cached one does), or None, with nothing changed, when fewer than `num_spare_blocks` would stay
+        free.
         """
-        held = self._get_held(request)
-        first_position = request.num_computed_tokens + len(hits) * self.block_size
-        num_blocks = -(-(first_position + num_new_tokens) // self.block_size)
-        num_added = max(0, num_blocks - len(held) - len(hits))
+        held, block_ids = self._get_held(request), hits.block_ids
+        pinned = [] if hits.source is None else [hits.source]  # what is to be copied must not be given away here
+        first_position = request.num_computed_tokens + len(block_ids) * self.block_size
+        num_blocks = -(-(first_position + hits.num_partial + num_new_tokens) // self.block_size)
+        num_added = max(0, num_blocks - len(held) - len(block_ids))
         written = first_position // self.block_size
         must_copy = written < len(held) and self._has_other_owners(request, held[written])
-        num_taken = num_added + must_copy + self.pool.count_ownerless(hits)
+        num_taken = num_added + must_copy + self.pool.count_ownerless((*block_ids, *pinned))
         if num_taken + num_spare_blocks > self.pool.num_free:
             return None
 
         if not held:
             request.cache_generation = self._generation
         self._take_possession(request)
-        self.pool.touch(hits)
-        request.block_ids += hits
-        request.num_computed_tokens = first_position
-        request.num_cached_blocks += len(hits)
+        self.pool.touch((*block_ids, *pinned))
+        request.block_ids += block_ids
+        request.num_computed_tokens = first_position + hits.num_partial
+        request.num_cached_blocks += len(block_ids)
         copies = []
         if must_copy:
             copies.append(BlockCopy(source=request.block_ids[written], target=self.pool.take(1)[0]))
+            self.pool.ledger.copy(*copies[0], first_position % self.block_size)
             self.pool.release([copies[0].source])
             request.block_ids[written] = copies[0].target
         request.block_ids += self.pool.take(num_added)
+        if hits.source is not None:
+            copies.append(BlockCopy(source=hits.source, target=request.block_ids[written]))
+            self.pool.ledger.copy(*copies[0], hits.num_partial)
+            self.pool.release(pinned)
         return copies
 
     def free(self, request: Request) -> None:
@@ -191,7 +302,8 @@ class KVCacheManager:
         """Take from a preempted request all but the leading blocks that others own too: freeing those frees nothing."""
         num_owners = self.pool.num_owners
         num_kept = sum(1 for _ in takewhile(lambda block_id: num_owners[block_id] > 1, request.block_ids))
-        assert num_kept < len(request.block_ids), f"{request.request_id} is preempted and frees nothing"
+        frees_some = num_kept < len(request.block_ids) or request.num_missing_tokens == 0 or request.owes_scores
+        assert frees_some, f"{request.request_id} is preempted and frees nothing"
         self._cut_table(request, num_kept)
         if num_kept:
             self._idle[id(request)] = request
@@ -249,3 +361,14 @@ class KVCacheManager:
             self._idle.pop(id(shared), None)
             self.pool.release(shared.block_ids)
             shared.block_ids = []
+
+
+def _count_prompt_positions(request: Request) -> int:
+    """Return how many positions of the prompt run: all, unless the prompt is only scored."""
+    return min(request.num_prompt_tokens, request.max_positions)
+
+
+def _count_trailing_ones(bits: int) -> int:
+    """Return how many of the lowest bits are set; `bits` has one that is not, or is negative."""
+    inverted = ~bits
+    return (inverted & -inverted).bit_length() - 1 if inverted else 1 << 30

@@ -74,7 +74,7 @@ class EngineCore:
             raise
 
     def _execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        if plan.total_num_scheduled_tokens == 0 and not plan.left_request_ids:
+        if not plan.num_scheduled_tokens and not plan.left_request_ids:
             return _NOTHING_MADE
         return self.model_executor.execute_model(plan)
 

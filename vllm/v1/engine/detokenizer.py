@@ -16,6 +16,7 @@ class Detokenizer(Protocol):
     """One sequence's text."""
 
     num_tokens: int  # tokens taken, up to and including the one that completed a stop string
+    stop: tuple[str, ...]  # the stop strings that it looks for
 
     def update(self, new_token_ids: Sequence[int], *, stop_terminated: bool = False) -> str | None:
         """Take new tokens; return the stop string that they complete, if any.
@@ -26,6 +27,12 @@ class Detokenizer(Protocol):
 
     def take_new_text(self, finished: bool, delta: bool) -> str:
         """Return the text that may be shown: what is new since the last call (`delta`), or all of it."""
+
+    def take_token(self, token_id: int) -> str:
+        """Take a token and return what it adds to the text: `update` and `take_new_text` in one, without stop strings.
+
+        For sequences that go on and are read by deltas.
+        """
 
     @property
     def output_text(self) -> str:
@@ -54,6 +61,7 @@ class SilentDetokenizer:
     """Counts tokens and shows no text."""
 
     __slots__ = ("num_tokens",)
+    stop: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self.num_tokens = 0
@@ -63,6 +71,10 @@ class SilentDetokenizer:
         return None
 
     def take_new_text(self, finished: bool, delta: bool) -> str:
+        return ""
+
+    def take_token(self, token_id: int) -> str:
+        self.num_tokens += 1
         return ""
 
     @property
@@ -138,12 +150,7 @@ class IncrementalDetokenizer:
             if stop is not None:
                 return stop
         else:
-            for token_id in shown_ids:
-                text = self._text_of[token_id]
-                if text is None or self._pending or self._is_start:
-                    text = self._decode(token_id)
-                if text:
-                    self._parts.append(text)
+            self._take_many(shown_ids)
             self.num_tokens += len(shown_ids)
         self.num_tokens += len(new_token_ids) - len(shown_ids)
         return None
@@ -165,6 +172,19 @@ class IncrementalDetokenizer:
             self._parts = [text[end:]]
         return shown
 
+    def take_token(self, token_id: int) -> str:
+        """Take a token and return what it adds to the text (see `Detokenizer.take_token`)."""
+        if self._held or self._parts or self._is_stopped:
+            self.update((token_id,))
+            return self.take_new_text(finished=False, delta=True)
+        self.num_tokens += 1
+        text = self._text_of[token_id]
+        if text is None or self._pending or self._is_start:
+            text = self._decode(token_id)
+        if text:
+            self._taken.append(text)
+        return text
+
     @property
     def output_text(self) -> str:
         """All text so far, nothing held back."""
@@ -180,6 +200,20 @@ class IncrementalDetokenizer:
             data = self._token_bytes.at_text_start(token_id)
         text, self._pending = decode_bytes(self._pending + data)
         return text
+
+    def _take_many(self, token_ids: Sequence[int]) -> None:
+        text_of, parts = self._text_of, self._parts
+        if len(token_ids) > 1 and not self._pending and not self._is_start:
+            texts = [text_of[token_id] for token_id in token_ids]
+            if None not in texts:  # whole characters throughout, as nearly always
+                parts += texts  # type: ignore[arg-type]
+                return
+        for token_id in token_ids:
+            text = text_of[token_id]
+            if text is None or self._pending or self._is_start:
+                text = self._decode(token_id)
+            if text:
+                parts.append(text)
 
     def _flush(self) -> None:
         if self._pending and not self._is_stopped:

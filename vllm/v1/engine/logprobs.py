@@ -14,9 +14,10 @@ class SequenceTexts:
     rows are of generated tokens). Each id of a row is decoded by itself behind the bytes of an incomplete character
     that the tokens before the row left: one that completes it carries the whole character, one that holds a part has
     "". So a text depends on the tokens chosen before, never on the row's other entries. Special tokens show their name.
+    Once the sequence was cut (`end`), its last token shows U+FFFD for what no token can complete any more.
     """
 
-    __slots__ = ("_earlier", "_is_start", "_shown", "_skips_special", "_token_bytes", "_token_ids")
+    __slots__ = ("_cut_at", "_earlier", "_is_start", "_shown", "_skips_special", "_token_bytes", "_token_ids")
 
     def __init__(
         self,
@@ -33,10 +34,17 @@ class SequenceTexts:
         self._skips_special = skip_special_tokens
         self._earlier = shown.pending_bytes(context)
         self._is_start = shown.strips_leading_space and shown.starts_text(context)
+        self._cut_at = -1  # the last row, when nothing follows it
+
+    def end(self) -> None:
+        """Take note that the sequence ends in the middle of what its last token began: nothing follows it."""
+        self._cut_at = len(self._token_ids) - 1
 
     def decode_row(self, row_index: int, token_ids: Sequence[int]) -> list[str]:
         """Return the text that each of `token_ids` has when it stands in row `row_index`."""
         pending = self._shown.pending_bytes(self._token_ids, row_index, self._earlier)
+        if row_index == self._cut_at:
+            return [self._decode(row_index, pending, id_, is_last=id_ == self._token_ids[-1]) for id_ in token_ids]
         if not pending and not self._starts_text(row_index):
             text_alone = self._token_bytes.text_alone
             return [text_alone[token_id] for token_id in token_ids]
@@ -48,10 +56,10 @@ class SequenceTexts:
             return self._token_bytes.at_text_start(token_id)
         return self._token_bytes[token_id]
 
-    def _decode(self, row_index: int, pending: bytes, token_id: int) -> str:
+    def _decode(self, row_index: int, pending: bytes, token_id: int, is_last: bool = False) -> str:
         if self._skips_special and self._token_bytes.is_special(token_id):
             return self._token_bytes.text_alone[token_id]  # no part of the text: the pending bytes wait on
-        return decode_bytes(pending + self.bytes_at(row_index, token_id))[0]
+        return decode_bytes(pending + self.bytes_at(row_index, token_id), final=is_last)[0]
 
     def _starts_text(self, row_index: int) -> bool:
         """Return whether nothing shows before the row, in a tokenizer that strips the first space of a text."""

@@ -1,6 +1,7 @@
 """From what the core sends after each step to the outputs that callers see."""
 
 from collections.abc import Iterable
+from itertools import zip_longest
 from typing import NamedTuple
 
 from vllm.logger import init_logger
@@ -9,7 +10,7 @@ from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.exceptions import EngineGenerateError
 from vllm.v1.engine.input_processor import ProcessedRequest
 from vllm.v1.engine.parallel_sampling import ChildState, OutputSink, ParentRequest, StepScores
-from vllm.v1.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.messages import ContinuedSequences, EngineCoreOutput, EngineCoreOutputs, FinishReason
 
 logger = init_logger(__name__)
 
@@ -81,7 +82,52 @@ class OutputProcessor:
                 del self._children[child.child_id]
             if parent.has_to_tell(child):
                 advanced.setdefault(parent.internal_id, []).append(child)
-        return ProcessedOutputs(self._deliver(advanced), ids_to_abort)
+        request_outputs: list[RequestOutput] = []
+        if core_outputs.continued is not None:
+            told = ProcessedOutputs(request_outputs, ids_to_abort)
+            self._take_continued(core_outputs.continued, scores, core_outputs.timestamp, advanced, told)
+        self._deliver(advanced, request_outputs)
+        return ProcessedOutputs(request_outputs, ids_to_abort)
+
+    def _take_continued(
+        self,
+        continued: ContinuedSequences,
+        scores: StepScores,
+        timestamp: float,
+        advanced: dict[str, list[ChildState]],
+        told: ProcessedOutputs,
+    ) -> None:
+        """Take the tokens of the sequences that just go on; this is what a token costs in most steps."""
+        get_child, log_stats = self._children.get, self._log_stats
+        if continued.rows:
+            packed = scores.packed
+            data, starts, ends, chosen_values = packed.data, packed.starts, packed.ends, packed.chosen_values
+        for request_id, token_id, row in zip_longest(continued.request_ids, continued.token_ids, continued.rows):
+            child = get_child(request_id)
+            if child is None:
+                continue
+            if log_stats:
+                child.parent.count_tokens(1, timestamp)
+            if child.is_quiet and (row is None or child.pieces is not None):
+                child.token_ids.append(token_id)
+                if row is not None:
+                    child.pieces.append(data[starts[row] : ends[row]])
+                    child.cumulative_logprob += chosen_values[row]
+                continue
+            if child.is_streamed and (row is None or child.pieces is not None):
+                piece, value = (None, 0.0) if row is None else (data[starts[row] : ends[row]], chosen_values[row])
+                output = child.parent.make_next_delta(child, token_id, piece, value)
+                if child.parent.collector is None:
+                    told.request_outputs.append(output)
+                else:
+                    child.parent.collector.put(output)
+                continue
+            if child.take_token(token_id, scores, row):
+                told.ids_to_abort.append(request_id)
+                del self._children[request_id]
+                child.parent.num_unfinished -= 1
+            if child.parent.has_to_tell(child):
+                advanced.setdefault(child.parent.internal_id, []).append(child)
 
     def abort_requests(self, ids: Iterable[str]) -> list[str]:
         """Forget the requests with these ids, the caller's or internal ones; return the ids to abort in the core.
@@ -116,8 +162,8 @@ class OutputProcessor:
         told = advanced.setdefault(parent.internal_id, [])
         told += [child for child in ended if child not in told]
 
-    def _deliver(self, advanced: dict[str, list[ChildState]]) -> list[RequestOutput]:
-        request_outputs: list[RequestOutput] = []
+    def _deliver(self, advanced: dict[str, list[ChildState]], request_outputs: list[RequestOutput]) -> None:
+        """Make the outputs of the requests that advanced; those without a collector are added to the list."""
         for internal_id, children in advanced.items():
             parent = self._parents[internal_id]
             request_output = parent.make_output(children)
@@ -129,7 +175,6 @@ class OutputProcessor:
                 parent.collector.put(EngineGenerateError(parent.error))
             else:
                 parent.collector.put(request_output)
-        return request_outputs
 
     def _forget(self, parent: ParentRequest) -> None:
         del self._parents[parent.internal_id]

@@ -101,16 +101,20 @@ class OutputPump:
 
 def cut(outputs: EngineCoreOutputs, size: int) -> list[EngineCoreOutputs]:
     """Return a step's outputs in slices of at most `size` sequences: scores in the first one, stats in the last."""
-    if len(outputs.outputs) <= size:
+    continued = outputs.continued
+    num_continued = 0 if continued is None else len(continued.request_ids)
+    if len(outputs.outputs) + num_continued <= size:
         return [outputs]
+    rest = msgspec.structs.replace(outputs, outputs=[], prompt_scores=[], continued=None, stats=None)
     slices = [
-        msgspec.structs.replace(
-            outputs,
-            outputs=outputs.outputs[first : first + size],
-            prompt_scores=[] if first else outputs.prompt_scores,
-            stats=None,
-        )
+        msgspec.structs.replace(rest, outputs=outputs.outputs[first : first + size])
         for first in range(0, len(outputs.outputs), size)
     ]
+    if continued is not None:
+        slices += [
+            msgspec.structs.replace(rest, continued=continued.select(first, first + size))
+            for first in range(0, num_continued, size)
+        ]
+    slices[0] = msgspec.structs.replace(slices[0], prompt_scores=outputs.prompt_scores)
     slices[-1] = msgspec.structs.replace(slices[-1], stats=outputs.stats)
     return slices

@@ -4,19 +4,20 @@ Every request is a `ParentRequest`; a plain one has a single child. A greedy req
 well, which is answered n times: n greedy continuations are the same one.
 """
 
-import dataclasses
 import time
 from collections.abc import Sequence
 from typing import Protocol
 
 from vllm.logprobs import FlatLogprobs, PromptLogprobs
 from vllm.logprobs_buffer import LogprobsBuffer
+from vllm.logprobs_packed import PackedRows, PackedStep
+from vllm.logprobs_rows import TokenTexts
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.detokenizer import Detokenizer, make_detokenizer
 from vllm.v1.engine.input_processor import ProcessedRequest
-from vllm.v1.engine.logprobs import make_token_texts
+from vllm.v1.engine.logprobs import SequenceTexts, make_token_texts
 from vllm.v1.messages import EngineCoreOutput, FinishReason, PromptScores
 from vllm.v1.metrics.stats import RequestStateStats
 
@@ -28,20 +29,20 @@ class OutputSink(Protocol):
 
 
 class StepScores:
-    """The logprobs of one step: its block, and the chosen tokens' values, read once for all children."""
+    """The logprobs of one step: its block, and the same packed once for all children."""
 
-    __slots__ = ("_chosen_values", "block")
+    __slots__ = ("_packed", "block")
 
     def __init__(self, block: FlatLogprobs | None) -> None:
         self.block = block
-        self._chosen_values: list[float] | None = None
+        self._packed: PackedStep | None = None
 
     @property
-    def chosen_values(self) -> list[float]:
-        if self._chosen_values is None:
+    def packed(self) -> PackedStep:
+        if self._packed is None:
             assert self.block is not None, "a step's rows came without their block"
-            self._chosen_values = self.block.chosen_values().tolist()
-        return self._chosen_values
+            self._packed = PackedStep(self.block._pack())
+        return self._packed
 
 
 class ChildState:
@@ -53,9 +54,12 @@ class ChildState:
         "detokenizer",
         "finish_reason",
         "index",
+        "is_quiet",
+        "is_streamed",
         "logprobs",
         "num_shown",
         "parent",
+        "pieces",
         "stop_reason",
         "token_ids",
     )
@@ -66,7 +70,7 @@ class ChildState:
         child_id: str,
         index: int,
         detokenizer: Detokenizer,
-        logprobs: LogprobsBuffer | None,
+        logprobs: LogprobsBuffer | PackedRows | None,
         token_ids: list[int],
     ) -> None:
         self.parent = parent
@@ -74,59 +78,114 @@ class ChildState:
         self.index = index
         self.detokenizer = detokenizer
         self.logprobs = logprobs
+        self.pieces = logprobs.pieces if isinstance(logprobs, PackedRows) else None  # where its next row goes
         self.token_ids = token_ids
         self.cumulative_logprob = None if logprobs is None else 0.0
         self.num_shown = 0  # tokens handed out
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
+        # Each token is an output of its own, and can't end it.
+        self.is_streamed = parent.streams_each_token and not detokenizer.stop
+        # Nobody sees anything of it before its end, and its text can't end it: the text is made then, at one go.
+        self.is_quiet = parent.kind is RequestOutputKind.FINAL_ONLY and not detokenizer.stop
 
     def update(self, output: EngineCoreOutput, scores: StepScores) -> bool:
         """Take what one step brought; return whether a stop string ended a sequence that the core would go on with."""
         new_token_ids = output.new_token_ids
         finish_reason = output.finish_reason
-        stop = self.detokenizer.update(new_token_ids, stop_terminated=finish_reason is FinishReason.STOP)
         num_new = len(new_token_ids)
+        stop = None
+        if not self.is_quiet:
+            stop = self.detokenizer.update(new_token_ids, stop_terminated=finish_reason is FinishReason.STOP)
         if stop is not None:
             num_new = self.detokenizer.num_tokens - len(self.token_ids)
             new_token_ids = new_token_ids[:num_new]
         self.token_ids += new_token_ids
         if self.logprobs is not None and num_new > 0:
-            self._take_rows(output, scores, num_new)
+            if output.full_rows is not None:
+                self._take_block(output.full_rows, num_new)
+            else:
+                assert output.rows is not None, f"{self.child_id}: tokens came without their logprobs"
+                for row in range(output.rows.first, output.rows.first + num_new):
+                    self._take_row(scores, row)
         if stop is not None:
             self.finish_reason, self.stop_reason = FinishReason.STOP, stop
             return finish_reason is None
         self.finish_reason, self.stop_reason = finish_reason, output.stop_reason
         return False
 
-    def _take_rows(self, output: EngineCoreOutput, scores: StepScores, num_new: int) -> None:
+    def take_token(self, token_id: int, scores: StepScores, row: int | None) -> bool:
+        """Take one token of a sequence that goes on, as `update` does."""
+        self.token_ids.append(token_id)
+        if row is not None:
+            self._take_row(scores, row)
+        stop = self.detokenizer.update((token_id,))
+        if stop is None:
+            return False
+        self.finish_reason, self.stop_reason = FinishReason.STOP, stop
+        return True
+
+    def make_next_delta(self, token_id: int, row: bytes | None, value: float) -> CompletionOutput:
+        """Take one token of an `is_streamed` sequence that goes on, and return it as its next delta."""
+        self.token_ids.append(token_id)
+        self.num_shown += 1
+        text = self.detokenizer.take_token(token_id)
+        logprobs = self.logprobs
+        if row is None or not isinstance(logprobs, PackedRows):
+            return CompletionOutput(self.index, text, [token_id], None, None)
+        assert self.cumulative_logprob is not None
+        self.cumulative_logprob += value
+        first_row = logprobs.num_taken
+        logprobs.num_taken = first_row + 1
+        taken = FlatLogprobs._of_packed(row, logprobs.texts, first_row)
+        return CompletionOutput(self.index, text, [token_id], self.cumulative_logprob, taken)
+
+    def _take_row(self, scores: StepScores, row: int) -> None:
+        logprobs = self.logprobs
+        if isinstance(logprobs, PackedRows):
+            logprobs.append(scores.packed, row)
+        else:
+            assert logprobs is not None and scores.block is not None, f"{self.child_id}: nobody asked for logprobs"
+            logprobs.append_rows(scores.block, row, row + 1)
+        assert self.cumulative_logprob is not None
+        self.cumulative_logprob += scores.packed.chosen_values[row]
+
+    def _take_block(self, block: FlatLogprobs, num_rows: int) -> None:
+        """Take rows that came in a block of their own: such a request's rows all do."""
+        if isinstance(self.logprobs, PackedRows):
+            assert not self.logprobs.pieces, f"{self.child_id}: rows of two forms"
+            self.logprobs, self.pieces = LogprobsBuffer(texts=self.logprobs.texts), None
         assert self.logprobs is not None and self.cumulative_logprob is not None
-        if output.full_rows is not None:
-            self.logprobs.append_rows(output.full_rows, 0, num_new)
-            self.cumulative_logprob += sum(output.full_rows.chosen_values()[:num_new].tolist())
-            return
-        assert output.rows is not None, f"{self.child_id}: tokens came without their logprobs"
-        assert scores.block is not None, f"{self.child_id}: logprobs came without their block"
-        first = output.rows.first
-        self.logprobs.append_rows(scores.block, first, first + num_new)
-        self.cumulative_logprob += sum(scores.chosen_values[first : first + num_new])
+        self.logprobs.append_rows(block, 0, num_rows)
+        self.cumulative_logprob += sum(block.chosen_values()[:num_rows].tolist())
 
     def make_completion(self, kind: RequestOutputKind, index: int) -> CompletionOutput:
         """Return what there is to tell, as `kind` wants it; nothing in it changes afterwards."""
-        finished = self.finish_reason is not None
+        finish_reason = self.finish_reason
         is_delta = kind is RequestOutputKind.DELTA
-        text = self.detokenizer.take_new_text(finished, is_delta)
-        logprobs = None
-        if self.logprobs is not None:
-            logprobs = self.logprobs.take() if is_delta else self.logprobs.snapshot()
+        if self.is_quiet:
+            unread = self.token_ids[self.detokenizer.num_tokens :]
+            self.detokenizer.update(unread, stop_terminated=finish_reason is FinishReason.STOP)
+        text = self.detokenizer.take_new_text(finish_reason is not None, is_delta)
+        logprobs = self.logprobs
+        if finish_reason is FinishReason.LENGTH and logprobs is not None and isinstance(logprobs.texts, SequenceTexts):
+            logprobs.texts.end()
+        taken = None
+        if isinstance(logprobs, PackedRows):
+            packed, first_row = logprobs.take()
+            self.pieces = logprobs.pieces
+            taken = FlatLogprobs._of_packed(packed, logprobs.texts, first_row)
+        elif logprobs is not None:
+            taken = logprobs.take() if is_delta else logprobs.snapshot()
         token_ids = self.token_ids[self.num_shown if is_delta else 0 :]
         self.num_shown = len(self.token_ids)
         return CompletionOutput(
-            index=index,
-            text=text,
-            token_ids=token_ids,
-            cumulative_logprob=self.cumulative_logprob,
-            logprobs=logprobs,
-            finish_reason=None if self.finish_reason is None else str(self.finish_reason),
+            index,
+            text,
+            token_ids,
+            self.cumulative_logprob,
+            taken,
+            finish_reason=None if finish_reason is None else str(finish_reason),
             stop_reason=self.stop_reason,
         )
 
@@ -151,6 +210,7 @@ class ParentRequest:
         "request_id",
         "stats",
         "stream_interval",
+        "streams_each_token",
     )
 
     def __init__(
@@ -180,16 +240,26 @@ class ParentRequest:
         self._prompt_rows: LogprobsBuffer | None = None
         prompt = core_request.prompt_token_ids
         if params.prompt_logprobs is not None:
-            self._prompt_rows = LogprobsBuffer(num_none=1, texts=make_token_texts(tokenizer, prompt, params))
+            num_none = params.first_scored(len(prompt))
+            self._prompt_rows = LogprobsBuffer(num_none=num_none, texts=make_token_texts(tokenizer, prompt, params))
+        self.streams_each_token = (
+            self.kind is RequestOutputKind.DELTA
+            and self.stream_interval == self.num_copies == len(core_request.seeds) == 1
+        )
         self.children = []
         for index, child_id in enumerate(core_request.child_ids):
             detokenizer = make_detokenizer(tokenizer, prompt, params)
             token_ids: list[int] = []
-            logprobs = None
+            logprobs: LogprobsBuffer | PackedRows | None = None
             if params.num_logprobs is not None:
-                logprobs = LogprobsBuffer(texts=make_token_texts(tokenizer, token_ids, params, context=prompt))
+                logprobs = self._make_buffer(make_token_texts(tokenizer, token_ids, params, context=prompt))
             self.children.append(ChildState(self, child_id, index, detokenizer, logprobs, token_ids))
         self.num_unfinished = len(self.children)
+
+    def _make_buffer(self, texts: TokenTexts | None) -> LogprobsBuffer | PackedRows:
+        if self.kind is RequestOutputKind.CUMULATIVE:
+            return LogprobsBuffer(texts=texts)  # of which all snapshots share one memory
+        return PackedRows(texts)
 
     def add_prompt_scores(self, prompt_scores: PromptScores, scores: StepScores) -> None:
         """Take the next rows of the prompt."""
@@ -207,7 +277,8 @@ class ParentRequest:
         if child.finish_reason is not None:
             self.num_unfinished -= 1
         if self.stats is not None:
-            self._count(self.stats, output, timestamp)
+            self.stats.num_preemptions = max(self.stats.num_preemptions, output.num_preemptions)
+            self.count_tokens(len(output.new_token_ids), timestamp)
 
     def end_unfinished(self, reason: FinishReason) -> list[ChildState]:
         """End the children that still run and return them."""
@@ -233,15 +304,25 @@ class ParentRequest:
         for child in advanced:
             first = child.make_completion(self.kind, child.index)
             completions.append(first)
-            completions += [_copy_completion(first, index) for index in range(1, self.num_copies)]
+            if self.num_copies > 1:
+                completions += [_copy_completion(first, index) for index in range(1, self.num_copies)]
+        if len(completions) > 1:
+            completions.sort(key=_get_index)
+        return self._make_output(completions)
+
+    def make_next_delta(self, child: ChildState, token_id: int, row: bytes | None, value: float) -> RequestOutput:
+        """Return the output of one token of an `is_streamed` child."""
+        return self._make_output([child.make_next_delta(token_id, row, value)])
+
+    def _make_output(self, completions: list[CompletionOutput]) -> RequestOutput:
         return RequestOutput(
-            request_id=self.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=self.prompt_token_ids,
-            prompt_logprobs=self._take_prompt_logprobs(),
-            outputs=completions,
-            finished=self.num_unfinished == 0,
-            metrics=None if self.stats is None else dataclasses.replace(self.stats),
+            self.request_id,
+            self.prompt,
+            self.prompt_token_ids,
+            None if self._prompt_rows is None else self._take_prompt_logprobs(),
+            completions,
+            self.num_unfinished == 0,
+            None if self.stats is None else self.stats.copy(),
             num_cached_tokens=self.num_cached_tokens,
         )
 
@@ -262,15 +343,20 @@ class ParentRequest:
             self._prompt_logprobs = self._prompt_rows.snapshot()
         return self._prompt_logprobs
 
-    def _count(self, stats: RequestStateStats, output: EngineCoreOutput, timestamp: float) -> None:
-        stats.num_preemptions = max(stats.num_preemptions, output.num_preemptions)
-        if not output.new_token_ids:
+    def count_tokens(self, num_new: int, timestamp: float) -> None:
+        """Count a child's new tokens in the request's statistics."""
+        stats = self.stats
+        if stats is None or num_new == 0:
             return
         if stats.num_generation_tokens == 0:
             stats.first_token_ts = timestamp
             stats.first_token_latency = time.time() - stats.arrival_time
         stats.last_token_ts = timestamp
-        stats.num_generation_tokens += len(output.new_token_ids) * self.num_copies
+        stats.num_generation_tokens += num_new * self.num_copies
+
+
+def _get_index(completion: CompletionOutput) -> int:
+    return completion.index
 
 
 def _copy_completion(first: CompletionOutput, index: int) -> CompletionOutput:

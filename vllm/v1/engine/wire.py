@@ -17,6 +17,7 @@ from vllm import exceptions
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMError, VLLMServerError, VLLMValidationError, shorten
 from vllm.logprobs import FlatLogprobs
+from vllm.logprobs_packed import PackedBlock
 from vllm.logprobs_rows import ArrayRows
 from vllm.v1.messages import EngineCoreOutputs, EngineCoreReady, EngineCoreRequest
 
@@ -223,7 +224,10 @@ def read_unreadable_request(frames: Sequence[Frame]) -> tuple[str, int] | None:
 
 
 def _take_apart(logprobs: FlatLogprobs) -> list[np.ndarray | None]:
-    """Return the arrays under scored positions, cut to what the positions use: starts, ids, values, ranks, chosen."""
+    """Return the arrays under scored positions: a packed block's three, or the five of rows in arrays."""
+    packed = logprobs._get_packed_block()
+    if packed is not None and not packed.is_mostly_gaps:
+        return list(packed)
     rows = logprobs._get_arrays()
     if rows.texts is not None:
         raise TypeError("logprobs with texts don't travel between processes: texts are the front end's")
@@ -239,6 +243,8 @@ def _take_apart(logprobs: FlatLogprobs) -> list[np.ndarray | None]:
 
 def _put_together(kind: type, value: Any) -> Any:
     if kind is FlatLogprobs:
+        if len(value) == 3:
+            return FlatLogprobs._of_packed(PackedBlock(*value))
         row_starts, token_ids, values, ranks, chosen_at = value
         return FlatLogprobs._of(ArrayRows(row_starts, token_ids, values, ranks, chosen_at))
     if kind is np.ndarray:

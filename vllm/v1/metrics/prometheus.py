@@ -20,7 +20,14 @@ from prometheus_client import (
     generate_latest,
 )
 
-from vllm.v1.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason, SchedulerStats
+from vllm.v1.messages import (
+    ContinuedSequences,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+    SchedulerStats,
+)
 from vllm.v1.metrics.request_timer import Family, Sequence
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -98,6 +105,8 @@ class EngineMetrics:
                 self._record_output(sequence, output, now, output.request_id in stopped_ids)
             elif (family := self._families.get(output.request_id)) is not None and output.finish_reason is not None:
                 self._end_family(family, str(output.finish_reason), now)
+        if outputs.continued is not None:
+            self._record_continued(outputs.continued, now, stopped_ids)
         if outputs.stats is not None:
             self._record_stats(outputs.stats)
 
@@ -176,6 +185,23 @@ class EngineMetrics:
         elif is_stopped:
             self._end_sequence(sequence, "stop", now)
 
+    def _record_continued(self, continued: ContinuedSequences, now: float, stopped_ids: Collection[str]) -> None:
+        num_tokens = 0
+        for request_id in continued.request_ids:
+            sequence = self._sequences.get(request_id)
+            if sequence is None:
+                continue
+            family = sequence.family
+            if sequence.last_token_at is not None:
+                self._between_tokens.observe(max(now - sequence.last_token_at, 0.0))
+            sequence.last_token_at = family.last_token_at = now
+            sequence.num_tokens += 1
+            num_tokens += family.num_copies
+            if request_id in stopped_ids:
+                self._end_sequence(sequence, "stop", now)
+        self._num_generation_tokens += num_tokens
+        self._generation_tokens.inc(num_tokens)
+
     def _record_prompt(self, family: Family) -> None:
         self._num_prompt_tokens += family.num_prompt_tokens
         self._prompt_tokens.inc(family.num_prompt_tokens)
@@ -242,12 +268,13 @@ class EngineMetrics:
     def _make_counters(self, model_name: str) -> None:
         self._followed = [(self._make(Counter, name, text), field) for name, (field, text) in _FOLLOWED.items()]
         scored = self._make_each(
-            Counter, "logprobs_positions_scored", "positions with logprobs", "kind", ("sample", "prompt")
+            Counter, "logprobs_positions_scored", "positions that were scored for logprobs", "kind", ("sample", "prompt")
         )
         self._followed += [(scored["sample"], "num_scored_sample_rows"), (scored["prompt"], "num_scored_prompt_rows")]
-        self._make(
+        cached = self._make(
             Counter, "prompt_logprobs_cached_positions", "prompt positions whose scores came from the prefix cache"
         )
+        self._followed.append((cached, "num_cached_prompt_rows"))
         for what in ("external_prefix_cache", "mm_cache"):  # not here; dashboards ask for them
             self._make(Counter, f"{what}_queries", "always 0")
             self._make(Counter, f"{what}_hits", "always 0")

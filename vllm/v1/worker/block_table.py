@@ -21,6 +21,17 @@ class BlockTable:
         self.block_ids[row, first:end] = block_ids
         self.num_blocks[row] = end
 
+    def find_slots(
+        self,
+        rows: np.ndarray,  # [num] int64
+        positions: np.ndarray,  # [num] int64
+        block_size: int,
+    ) -> np.ndarray:  # [num] int64
+        """Return block id · block_size + place of each position; −1 where the row's table is shorter."""
+        index, places = np.divmod(positions, block_size)
+        slots = self.block_ids[rows, index].astype(np.int64) * block_size + places
+        return np.where(index < self.num_blocks[rows], slots, -1)
+
     def move(self, source: int, target: int) -> None:
         num_blocks = self.num_blocks[source]
         self.block_ids[target, :num_blocks] = self.block_ids[source, :num_blocks]

@@ -15,12 +15,19 @@ from vllm.config import VllmConfig
 from vllm.model_executor.model_loader import load_model
 from vllm.model_executor.number_types import choose_number_types
 from vllm.v1.attention import compute_positions, kv_bytes_per_block, make_attention_metadata, make_kv_caches
-from vllm.v1.messages import ModelRunnerOutput, PromptRange, SchedulerOutput
+from vllm.v1.messages import ModelRunnerOutput, SchedulerOutput
 from vllm.v1.sample.ops.logprobs import RowKind, score
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.gpu_input_batch import InputBatch
 from vllm.v1.worker.sampling_inputs import make_sampling_metadata, order_sampled_rows
-from vllm.v1.worker.scored_rows import OwnedRows, choose_workspace_rows, iter_prompt_chunks
+from vllm.v1.worker.score_store import ScoreStore, score_kept_rows
+from vllm.v1.worker.scored_rows import (
+    OwnedRows,
+    choose_workspace_rows,
+    find_hidden_rows,
+    iter_kept_answers,
+    iter_prompt_chunks,
+)
 from vllm.v1.worker.step_inputs import StepInputs, copy_blocks, make_step_inputs
 from vllm.v1.worker.step_results import StepResults
 
@@ -56,6 +63,7 @@ class GPUModelRunner:
         self.workspace_rows = choose_workspace_rows(self.vocab_size)
         self.sampler = Sampler()
         self.kv_caches: list[torch.Tensor] = []
+        self.score_store: ScoreStore | None = None
         self.on_weights_changed: list[Callable[[], None]] = []
         self.seconds = StepSeconds()
         self.num_scored_sample_rows = 0
@@ -77,7 +85,7 @@ class GPUModelRunner:
     def release(self) -> None:
         """Give everything back."""
         self.drop_model()
-        self.kv_caches = []
+        self.drop_kv_caches()
         for name in ("workspace", "batch"):
             vars(self).pop(name, None)
 
@@ -94,12 +102,37 @@ class GPUModelRunner:
         self.batch = InputBatch(self.max_num_reqs, max_model_len, self.block_size, self.vocab_size)
 
     def allocate_kv_caches(self, num_blocks: int) -> None:
-        """Take the KV cache; its pages are touched when they are written."""
+        """Take the KV cache, and what blocks keep for prompt logprobs; pages are touched when they are written."""
         transformer = self.vllm_config.model_config.transformer
         self.kv_caches = make_kv_caches(transformer, num_blocks, self.block_size, self.kv_dtype, self.device)
+        cache_config = self.vllm_config.cache_config
+        if cache_config.keeps_prompt_logprobs:
+            self.score_store = ScoreStore(
+                num_blocks=num_blocks,
+                block_size=self.block_size,
+                max_num_reqs=self.max_num_reqs,
+                vocab_size=self.vocab_size,
+                hidden_size=transformer.hidden_size,
+                num_kept=cache_config.num_kept_logprobs,
+                dtype=self.kv_dtype,
+                device=self.device,
+            )
+
+    def drop_kv_caches(self) -> None:
+        """Give the KV cache back; `allocate_kv_caches` takes it again."""
+        self.kv_caches = []
+        self.score_store = None
 
     def kv_bytes_per_block(self) -> int:
-        return kv_bytes_per_block(self.vllm_config.model_config.transformer, self.block_size, self.kv_dtype)
+        """Return the bytes of a block: keys, values, and what it keeps for prompt logprobs."""
+        transformer, cache_config = self.vllm_config.model_config.transformer, self.vllm_config.cache_config
+        num_bytes = kv_bytes_per_block(transformer, self.block_size, self.kv_dtype)
+        if cache_config.keeps_prompt_logprobs:
+            num_kept = cache_config.num_kept_logprobs
+            num_bytes += ScoreStore.bytes_per_block(
+                self.block_size, self.vocab_size, transformer.hidden_size, num_kept, self.kv_dtype
+            )
+        return num_bytes
 
     @torch.inference_mode()
     def run_largest_step(self) -> int:
@@ -140,16 +173,17 @@ class GPUModelRunner:
         self._update_batch(step)
         marks.append(time.perf_counter())
         results = StepResults()
+        copy_blocks(self.kv_caches, self.score_store, step.block_copies)
         if step.total_num_scheduled_tokens == 0:
+            self._score_prompts(None, None, step, results)
             return results.finish()
         inputs = make_step_inputs(self.batch, step, self.block_size, self.device)
-        copy_blocks(self.kv_caches, step.block_copies)
         marks.append(time.perf_counter())
         hidden = self.model(inputs.input_ids, inputs.positions, self.kv_caches, inputs.attn)
         marks.append(time.perf_counter())
         self._sample(hidden, inputs, results)
         marks.append(time.perf_counter())
-        self._score_prompts(hidden, inputs, step.prompt_ranges, results)
+        self._score_prompts(hidden, inputs, step, results)
         marks.append(time.perf_counter())
         output = results.finish()
         self._append_tokens(output)
@@ -206,16 +240,49 @@ class GPUModelRunner:
             results.add_samples(output, request_ids, num_draws, owners)
 
     def _score_prompts(
-        self, hidden: torch.Tensor, inputs: StepInputs, ranges: dict[str, PromptRange], results: StepResults
+        self, hidden: torch.Tensor | None, inputs: StepInputs | None, step: SchedulerOutput, results: StepResults
     ) -> None:
-        """Score the prompt tokens that the scheduler names."""
-        if not ranges:
+        """Score the prompt tokens that the scheduler names; None: no position ran in this step."""
+        batch, store = self.batch, self.score_store
+        if store is not None and hidden is not None and inputs is not None:
+            self._keep_states(store, hidden, inputs)
+        num_kept = -1 if store is None else store.num_kept
+        for chunk in iter_prompt_chunks(batch, step.prompt_ranges, step.known_scores, self.workspace_rows, num_kept):
+            if store is not None:
+                states = store.read_states(store.find_slots(batch.block_table, chunk.rows, chunk.positions - 1))
+            else:
+                assert hidden is not None and inputs is not None, "nothing is kept, so rows come from this step"
+                states = hidden[torch.from_numpy(find_hidden_rows(inputs, chunk)).to(self.device)]
+            logits = self.model.compute_logits(states, out=self.workspace[: len(states)])
+            chosen = torch.from_numpy(chunk.chosen).to(self.device)
+            self.num_scored_prompt_rows += len(states)
+            if store is not None:
+                rows, is_finite = score_kept_rows(logits, chosen, store.num_kept)
+                store.write_scores(store.find_slots(batch.block_table, chunk.rows, chunk.positions), rows)
+                if chunk.is_kept:
+                    results.check_prompts(is_finite, chunk.owners)
+                    continue
+            results.add_prompts(score(logits, chosen, chunk.table), chunk.owners)
+        if store is None:
             return
-        for chunk in iter_prompt_chunks(self.batch, inputs, ranges, self.workspace_rows):
-            logits = self._compute_logits(hidden, chunk.hidden_rows)
-            scores = score(logits, torch.from_numpy(chunk.chosen).to(self.device), chunk.table)
-            self.num_scored_prompt_rows += len(chunk.hidden_rows)
-            results.add_prompts(scores, chunk.owners)
+        for answer in iter_kept_answers(batch, step.prompt_ranges, num_kept):
+            kept = store.read_scores(store.find_slots(batch.block_table, answer.rows, answer.positions))
+            num_top = torch.from_numpy(answer.num_top).to(self.device)
+            rectangle = kept.make_answer(num_top, int(answer.num_top.max()), answer.as_logits)
+            results.add_kept_prompts(rectangle, answer.owners)
+
+    def _keep_states(self, store: ScoreStore, hidden: torch.Tensor, inputs: StepInputs) -> None:
+        """Keep the hidden states of the requests that asked for prompt logprobs; the others cost nothing."""
+        asks = self.batch.prompt_kind[inputs.rows] != RowKind.NONE
+        if not asks.any():
+            return
+        slots = inputs.attn.slot_mapping
+        if asks.all():
+            store.write_states(slots, hidden)
+            return
+        index = np.flatnonzero(np.repeat(asks, np.diff(inputs.query_starts)))
+        rows = torch.from_numpy(index).to(self.device)
+        store.write_states(slots[rows], hidden[rows])
 
     def _append_tokens(self, output: ModelRunnerOutput) -> None:
         """Let each sequence grow by its token; a family's draws belong to children that are still to come."""

@@ -87,8 +87,12 @@ class Worker:
         # Rows whose raw logits are set aside during sampling, and the scorer's own, fit in a second workspace.
         spare = self.model_runner.workspace.nbytes
         if self.device.type == "cpu":
-            available = max(0, platforms.get_available_memory() - spare - self.model_runner.workspace.nbytes)
-            return Memory(platforms.get_total_memory(), available, platforms.get_resident_memory() + 2 * spare)
+            # The workspace is not touched yet, and neither is what steps work in.
+            spare += spare + self.model_runner.model.count_step_bytes(
+                self.vllm_config.scheduler_config.max_num_batched_tokens
+            )
+            available = max(0, platforms.get_available_memory() - spare)
+            return Memory(platforms.get_total_memory(), available, platforms.get_resident_memory() + spare)
         torch.cuda.synchronize(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
@@ -133,7 +137,7 @@ class Worker:
         if level not in (1, 2):
             raise VLLMValidationError("level must be 1 or 2", parameter="level", value=level)
         runner = self.model_runner
-        runner.kv_caches = []
+        runner.drop_kv_caches()
         if "weights" not in self._asleep:
             self._sleep_level = level
             if level == 2:
@@ -168,7 +172,9 @@ class Worker:
         self._return_device_memory()
 
     def _return_device_memory(self) -> None:
-        """Let the allocator hand back what is free; a CPU's does so by itself."""
+        """Let the allocator hand back what is free."""
+        gc.collect()
         if self.device.type == "cuda":
-            gc.collect()
             torch.cuda.empty_cache()
+        else:
+            platforms.return_free_memory()

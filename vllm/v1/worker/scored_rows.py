@@ -1,7 +1,7 @@
 """Which rows of the hidden states pass the LM head: the sampled ones, and the prompt rows that were asked for.
 
 Prompt rows go through in chunks of a bounded number of rows, each into the same workspace, whatever the prompt's
-length; nothing else ever becomes logits.
+length; nothing else ever becomes logits. A prompt token whose score its block keeps passes no head: it is read.
 """
 
 from collections.abc import Iterator
@@ -33,68 +33,129 @@ class OwnedRows(NamedTuple):
 
 
 class PromptChunk(NamedTuple):
-    """Prompt rows that are scored together."""
+    """Prompt tokens that are scored together."""
 
-    hidden_rows: np.ndarray  # [num_rows] int64, rows of the step's hidden states
-    chosen: np.ndarray  # [num_rows] int32, the prompt token that each row predicts
+    rows: np.ndarray  # [num_rows] int64, rows of the batch
+    positions: np.ndarray  # [num_rows] int64, of the tokens; the row of position − 1 predicts each
+    chosen: np.ndarray  # [num_rows] int32, the tokens
     table: ScoreTable
+    owners: list[OwnedRows]
+    is_kept: bool  # what is kept of a score is all that these ask for
+
+
+class KeptAnswer(NamedTuple):
+    """Prompt tokens whose answers are read from what their blocks keep, once all that was missing is there."""
+
+    rows: np.ndarray  # [num_rows] int64, rows of the batch
+    positions: np.ndarray  # [num_rows] int64, of the tokens
+    num_top: np.ndarray  # [num_rows] int32
+    as_logits: bool
     owners: list[OwnedRows]
 
 
-def iter_prompt_chunks(
-    batch: InputBatch, inputs: StepInputs, ranges: dict[str, PromptRange], max_rows: int
-) -> Iterator[PromptChunk]:
-    """Yield the prompt rows of a step in chunks of at most `max_rows`, a request's in order.
+class _Group(NamedTuple):
+    """Requests that can be scored in common calls; the order of its fields is the order of the groups."""
 
-    The token at position i is predicted by the row of position i − 1. It comes from the request's own tokens: at
-    the end of a step it lies in the next one.
+    kind: RowKind
+    as_logits: bool
+    is_kept: bool
+
+
+def iter_prompt_chunks(
+    batch: InputBatch,
+    ranges: dict[str, PromptRange],
+    known: dict[str, list[PromptRange]],
+    max_rows: int,
+    num_kept: int,  # alternatives of a kept score; −1: none is kept
+) -> Iterator[PromptChunk]:
+    """Yield the prompt tokens of a step that must pass the head, in chunks of at most `max_rows`, a request's in order.
+
+    A token comes from the request's own tokens: at the end of a step it lies in the next one.
     """
-    for kind, as_logits, request_ids in _group_by_kind(batch, ranges):
+    for group, request_ids in _group_by_kind(batch, ranges, num_kept).items():
         # Wide rows leave as large as they came, with their ranks: smaller chunks keep the same bound.
-        chunk_rows = max_rows if kind.is_rectangular else max(1, max_rows // 4)
-        counts = np.array([ranges[request_id].end - ranges[request_id].first for request_id in request_ids])
-        hidden_rows = np.concatenate([_find_hidden_rows(inputs, name, ranges[name]) for name in request_ids])
-        chosen = np.concatenate(
-            [batch.token_ids[batch.row_of[name], ranges[name].first : ranges[name].end] for name in request_ids]
-        )
-        num_top = np.repeat(batch.prompt_num_top[[batch.row_of[name] for name in request_ids]], counts)
+        chunk_rows = max_rows if group.kind.is_rectangular else max(1, max_rows // 4)
+        tokens = [_list_unknown(ranges[name], known.get(name, [])) for name in request_ids]
+        counts = np.array([len(positions) for positions in tokens])
+        positions = np.concatenate(tokens)
+        rows = np.repeat(np.array([batch.row_of[name] for name in request_ids], dtype=np.int64), counts)
         ends = np.cumsum(counts)
-        for first in range(0, len(hidden_rows), chunk_rows):
-            end = min(first + chunk_rows, len(hidden_rows))
-            num_rows = end - first
+        for first in range(0, len(positions), chunk_rows):
+            end = min(first + chunk_rows, len(positions))
+            some, num_rows = rows[first:end], end - first
             yield PromptChunk(
-                hidden_rows=hidden_rows[first:end],
-                chosen=chosen[first:end],
+                rows=some,
+                positions=positions[first:end],
+                chosen=batch.token_ids[some, positions[first:end]],
                 table=ScoreTable(
-                    np.full(num_rows, kind, np.int8), num_top[first:end], np.full(num_rows, as_logits, np.bool_)
+                    np.full(num_rows, group.kind, np.int8),
+                    batch.prompt_num_top[some],
+                    np.full(num_rows, group.as_logits, np.bool_),
                 ),
                 owners=[
-                    OwnedRows(name, min(int(last), end) - max(int(last - count), first), kind, int(count))
+                    OwnedRows(name, min(int(last), end) - max(int(last - count), first), group.kind, int(count))
                     for name, last, count in zip(request_ids, ends, counts, strict=True)
                     if last > first and last - count < end
                 ],
+                is_kept=group.is_kept,
             )
 
 
-def _group_by_kind(batch: InputBatch, ranges: dict[str, PromptRange]) -> Iterator[tuple[RowKind, bool, list[str]]]:
-    """Yield (kind, as_logits, request ids) for what can be scored in common calls."""
-    groups: dict[tuple[RowKind, bool], list[str]] = {}
+def iter_kept_answers(batch: InputBatch, ranges: dict[str, PromptRange], num_kept: int) -> Iterator[KeptAnswer]:
+    """Yield all prompt tokens of a step whose answers are read: one piece for logits, one for log-probabilities."""
+    by_form: dict[bool, list[str]] = {False: [], True: []}
+    for name in ranges:
+        if _find_group(batch, name, num_kept).is_kept:
+            by_form[bool(batch.as_logits[batch.row_of[name]])].append(name)
+    for as_logits, request_ids in by_form.items():
+        if not request_ids:
+            continue
+        counts = [ranges[name].end - ranges[name].first for name in request_ids]
+        rows = np.repeat(np.array([batch.row_of[name] for name in request_ids], dtype=np.int64), counts)
+        yield KeptAnswer(
+            rows=rows,
+            positions=np.concatenate([np.arange(*ranges[name], dtype=np.int64) for name in request_ids]),
+            num_top=batch.prompt_num_top[rows],
+            as_logits=as_logits,
+            owners=[
+                OwnedRows(name, count, RowKind.TOP, count) for name, count in zip(request_ids, counts, strict=True)
+            ],
+        )
+
+
+def find_hidden_rows(inputs: StepInputs, chunk: PromptChunk) -> np.ndarray:  # [num_rows] int64
+    """Return the rows of the step's hidden states that predict a chunk's tokens."""
+    place = np.full(int(inputs.rows.max()) + 1, -1, dtype=np.int64)
+    place[inputs.rows] = np.arange(len(inputs.rows))
+    index = place[chunk.rows]
+    offsets = chunk.positions - 1 - inputs.first_positions[index]
+    hidden_rows = inputs.query_starts[index] + offsets
+    assert (offsets >= 0).all() and (hidden_rows < inputs.query_starts[index + 1]).all(), "a row is not in this step"
+    return hidden_rows
+
+
+def _group_by_kind(batch: InputBatch, ranges: dict[str, PromptRange], num_kept: int) -> dict[_Group, list[str]]:
+    groups: dict[_Group, list[str]] = {}
     for request_id, positions in ranges.items():
-        row = batch.row_of[request_id]
-        kind = RowKind(int(batch.prompt_kind[row]))
-        assert kind is not RowKind.NONE, f"{request_id} did not ask for prompt logprobs"
         if positions.end > positions.first:
-            groups.setdefault((kind, bool(batch.as_logits[row])), []).append(request_id)
-    for (kind, as_logits), request_ids in sorted(groups.items()):
-        yield kind, as_logits, request_ids
+            groups.setdefault(_find_group(batch, request_id, num_kept), []).append(request_id)
+    return dict(sorted(groups.items()))
 
 
-def _find_hidden_rows(inputs: StepInputs, request_id: str, positions: PromptRange) -> np.ndarray:
-    """Return the rows of the hidden states that predict the tokens at `positions`."""
-    index = inputs.index_of[request_id]
-    start = int(inputs.query_starts[index])
-    num_tokens = int(inputs.query_starts[index + 1]) - start
-    offset = positions.first - 1 - int(inputs.first_positions[index])
-    count = positions.end - positions.first
-    assert offset >= 0 and offset + count <= num_tokens, f"{request_id}: {positions} is not in this step"
-    return np.arange(start + offset, start + offset + count)
+def _find_group(batch: InputBatch, request_id: str, num_kept: int) -> _Group:
+    row = batch.row_of[request_id]
+    kind = RowKind(int(batch.prompt_kind[row]))
+    assert kind is not RowKind.NONE, f"{request_id} did not ask for prompt logprobs"
+    is_kept = kind is RowKind.TOP and int(batch.prompt_num_top[row]) <= num_kept
+    return _Group(kind, bool(batch.as_logits[row]) and not is_kept, is_kept)
+
+
+def _list_unknown(positions: PromptRange, known: list[PromptRange]) -> np.ndarray:  # [num] int64
+    """Return the positions that none of the `known` stretches holds."""
+    listed = np.arange(positions.first, positions.end, dtype=np.int64)
+    if not known:
+        return listed
+    is_known = np.zeros(len(listed), dtype=np.bool_)
+    for first, end in known:
+        is_known[first - positions.first : end - positions.first] = True
+    return listed[~is_known]

@@ -8,13 +8,13 @@ import torch
 from vllm.v1.attention import AttentionMetadata, compute_positions, make_attention_metadata
 from vllm.v1.messages import BlockCopy, SchedulerOutput
 from vllm.v1.worker.gpu_input_batch import InputBatch
+from vllm.v1.worker.score_store import ScoreStore
 
 
 class StepInputs(NamedTuple):
     """The requests of a step, in the order of their tokens."""
 
     request_ids: list[str]
-    index_of: dict[str, int]  # request id → its place in this step
     rows: np.ndarray  # [num_reqs] int64, rows of the batch
     first_positions: np.ndarray  # [num_reqs] int32, positions computed before this step
     query_starts: np.ndarray  # [num_reqs + 1] int64, where each one's tokens start
@@ -25,14 +25,14 @@ class StepInputs(NamedTuple):
 
 
 def make_step_inputs(batch: InputBatch, step: SchedulerOutput, block_size: int, device: torch.device) -> StepInputs:
-    """Gather the step's tokens, positions and block tables from the batch."""
-    request_ids = list(step.num_scheduled_tokens)
+    """Gather the step's tokens, positions and block tables from the batch; some request has a position to run."""
+    scheduled = {request_id: count for request_id, count in step.num_scheduled_tokens.items() if count > 0}
+    request_ids = list(scheduled)
     rows = np.array([batch.row_of[request_id] for request_id in request_ids], dtype=np.int64)
-    query_lens = np.fromiter(step.num_scheduled_tokens.values(), dtype=np.int32, count=len(request_ids))
+    query_lens = np.fromiter(scheduled.values(), dtype=np.int32, count=len(request_ids))
     first_positions = batch.num_computed[rows]
     seq_lens = first_positions + query_lens
     num_tokens = batch.num_tokens[rows]
-    assert (query_lens > 0).all(), "a request without tokens is not scheduled"
     assert (seq_lens <= num_tokens).all(), "a step may not run past a sequence's known tokens"
     positions = compute_positions(query_lens, seq_lens)
     token_ids = batch.token_ids[np.repeat(rows, query_lens), positions]
@@ -40,7 +40,6 @@ def make_step_inputs(batch: InputBatch, step: SchedulerOutput, block_size: int, 
     assert (batch.block_table.num_blocks[rows] * block_size >= seq_lens).all(), "a request ran out of blocks"
     return StepInputs(
         request_ids=request_ids,
-        index_of={request_id: i for i, request_id in enumerate(request_ids)},
         rows=rows,
         first_positions=first_positions,
         query_starts=np.concatenate(([0], np.cumsum(query_lens, dtype=np.int64))),
@@ -53,7 +52,7 @@ def make_step_inputs(batch: InputBatch, step: SchedulerOutput, block_size: int, 
     )
 
 
-def copy_blocks(kv_caches: list[torch.Tensor], copies: list[BlockCopy]) -> None:
+def copy_blocks(kv_caches: list[torch.Tensor], store: ScoreStore | None, copies: list[BlockCopy]) -> None:
     """Run a step's block copies, in order, on every layer ([2, num_blocks, block_size, num_kv_heads, head_dim])."""
     if not copies:
         return
@@ -65,3 +64,5 @@ def copy_blocks(kv_caches: list[torch.Tensor], copies: list[BlockCopy]) -> None:
     sources = torch.tensor(list(origin.values()), device=device)
     for kv_cache in kv_caches:
         kv_cache[:, targets] = kv_cache[:, sources]
+    if store is not None:
+        store.copy_blocks(sources, targets)

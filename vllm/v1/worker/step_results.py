@@ -129,8 +129,16 @@ class StepResults:
 
     def add_prompts(self, scores: Scores, owners: list[OwnedRows]) -> None:
         """Take a chunk of scored prompt rows."""
-        self._finite.append((scores.is_finite, [(item.request_id, item.num_rows) for item in owners]))
+        self.check_prompts(scores.is_finite, owners)
         self._take_scores(scores, owners, self._prompts)
+
+    def add_kept_prompts(self, rectangle: LogprobsTensors, owners: list[OwnedRows]) -> None:
+        """Take prompt rows that are read from what blocks keep."""
+        self._take_scores(Scores(rectangle, [], rectangle.num_entries > 0), owners, self._prompts)
+
+    def check_prompts(self, is_finite: torch.Tensor, owners: list[OwnedRows]) -> None:
+        """Take the flags of a chunk of prompt rows whose scores come by `add_kept_prompts`."""
+        self._finite.append((is_finite, [(item.request_id, item.num_rows) for item in owners]))
 
     def _take_scores(self, scores: Scores, owners: list[OwnedRows], target: RowOwners) -> None:
         if scores.rectangle is not None:

@@ -17,6 +17,7 @@ class Counters:
     num_nan_rows: int = 0
     num_scored_sample_rows: int = 0
     num_scored_prompt_rows: int = 0
+    num_cached_prompt_rows: int = 0
 
     def make_stats(
         self, *, num_running: int, num_waiting: int, num_used_blocks: int, num_blocks: int
@@ -26,5 +27,8 @@ class Counters:
             num_waiting=num_waiting,
             num_used_blocks=num_used_blocks,
             num_blocks=num_blocks,
-            **dataclasses.asdict(self),
+            **{name: getattr(self, name) for name in _NAMES},
         )
+
+
+_NAMES = [field.name for field in dataclasses.fields(Counters)]

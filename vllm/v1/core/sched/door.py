@@ -10,10 +10,16 @@ def count_positions(message: EngineCoreRequest, max_model_len: int) -> int:
 
     Neither the last token of a sequence nor, when the prompt is only scored, the prompt's last token is run.
     """
-    params = message.sampling_params
-    if params.max_tokens == 0 and params.prompt_logprobs is None:
+    params, num_prompt = message.sampling_params, len(message.prompt_token_ids)
+    if params.max_tokens == 0 and count_unowed_scores(message) == num_prompt:
         return 0
-    return min(len(message.prompt_token_ids) + (params.max_tokens or 0), max_model_len) - 1
+    return min(num_prompt + (params.max_tokens or 0), max_model_len) - 1
+
+
+def count_unowed_scores(message: EngineCoreRequest) -> int:
+    """Return how many leading prompt tokens are owed no score: all of them, or those before the first scored one."""
+    params, num_prompt = message.sampling_params, len(message.prompt_token_ids)
+    return num_prompt if params.prompt_logprobs is None else params.first_scored(num_prompt)
 
 
 def check_can_run(

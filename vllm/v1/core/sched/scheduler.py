@@ -11,6 +11,7 @@ all that it has to compute are free, so prefill never lacks memory in the middle
 block, waiting holders give up theirs, then the latest running request is preempted.
 """
 
+import sys
 import time
 from bisect import bisect_left, insort
 from collections.abc import Iterable
@@ -18,20 +19,23 @@ from collections.abc import Iterable
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
-from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_manager import Backlog, Hits, KVCacheManager
 from vllm.v1.core.sched.counters import Counters
-from vllm.v1.core.sched.door import check_can_run, count_positions
+from vllm.v1.core.sched.door import check_can_run, count_positions, count_unowed_scores
 from vllm.v1.core.sched.output_rows import make_output, take_prompt_scores, take_sample_rows
+from vllm.v1.core.sched.prefixes_in_flight import PrefixesInFlight
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.step_plan import StepPlan
 from vllm.v1.core.sched.stop_check import find_ending
 from vllm.v1.messages import (
     BlockCopy,
+    ContinuedSequences,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
     FinishReason,
     ModelRunnerOutput,
+    PromptScores,
     SchedulerOutput,
     SchedulerStats,
 )
@@ -78,15 +82,18 @@ class Scheduler:
         check_can_run(message, self.max_model_len, self.num_blocks, self.kv.block_size, self.config)
         self._num_added += 1
         by_priority = self.config.policy == "priority"
-        num_prompt_tokens = len(message.prompt_token_ids)
+        num_top = message.sampling_params.prompt_logprobs
+        keeps_scores = num_top is not None and self.cache_config.keeps_prompt_logprobs
         request = Request(
             message=message,
             request_id=request_id,
             seeds=message.seeds,
             precedence=(message.priority, message.arrival_time, self._num_added) if by_priority else (self._num_added,),
-            num_prompt_tokens=num_prompt_tokens,
+            num_prompt_tokens=len(message.prompt_token_ids),
             max_positions=count_positions(message, self.max_model_len),
-            num_scored=num_prompt_tokens if message.sampling_params.prompt_logprobs is None else 1,
+            num_scored=count_unowed_scores(message),
+            keeps_scores=keeps_scores,
+            can_read_scores=keeps_scores and (num_top or 0) <= self.cache_config.num_kept_logprobs,
         )
         self.requests[request_id] = request
         if request.num_missing_tokens == 0:
@@ -134,7 +141,9 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Decide one step; `update_from_output` must follow with what came of it."""
-        plan = StepPlan(budget=self.config.max_num_batched_tokens)
+        # Rows of the LM head for positions that ran before count apart: a row costs a fraction of a position.
+        budget = self.config.max_num_batched_tokens
+        plan = StepPlan(budget, row_budget=budget if self.config.enable_chunked_prefill else sys.maxsize)
         self._schedule_running(plan)
         if self.waiting:
             self._admit_waiting(plan)
@@ -148,10 +157,12 @@ class Scheduler:
             request = self.running[place]
             # One position is kept for each that stands behind: a long recomputation must not stop the others' decoding.
             budget = max(1, plan.budget - (len(self.running) - place - 1))
-            num_tokens = self._count_tokens(request, request.num_missing_tokens, budget)
-            new_block_ids = self._grow(request, num_tokens, plan)
-            if new_block_ids is not None:
-                plan.add_running(request, num_tokens, new_block_ids)
+            backlog = self.kv.find_backlog(request, plan.row_budget)
+            num_tokens = self._count_tokens(request, request.num_missing_tokens, budget) if backlog.is_whole else 0
+            if num_tokens > 0 or backlog.end > backlog.first:
+                new_block_ids = self._grow(request, num_tokens, plan)
+                if new_block_ids is not None:
+                    plan.add_running(request, num_tokens, new_block_ids, backlog)
             place += 1
 
     def _grow(self, request: Request, num_tokens: int, plan: StepPlan) -> list[int] | None:
@@ -170,7 +181,7 @@ class Scheduler:
         return new_block_ids
 
     def _preempt(self, request: Request) -> None:
-        assert request.num_scheduled_tokens == 0, f"{request.request_id} is preempted while its step runs"
+        assert request.num_scheduled_tokens is None, f"{request.request_id} is preempted while its step runs"
         self._leave_batch(request)
         self.kv.release_own_blocks(request)
         self._count_preemption(request)
@@ -179,47 +190,73 @@ class Scheduler:
 
     def _count_preemption(self, request: Request) -> None:
         request.num_preemptions += 1
+        request.has_news = True
         self.counters.num_preemptions += 1
 
     def _admit_waiting(self, plan: StepPlan) -> None:
         # A block is left for each that may grow: who enters should get through some steps before anyone must go.
         num_spare = sum(map(self.kv.may_grow, self.running))
+        in_flight = PrefixesInFlight(self.kv, self.running)
+        deferred: list[Request] = []
         while self.waiting and plan.budget > 0 and len(self.running) < self.config.max_num_seqs:
             request = self.waiting.get_first()
-            admitted = self._try_admit(request, plan.budget, num_spare)
+            if len(deferred) < self.config.max_num_seqs and in_flight.is_worth_waiting_for(request):
+                deferred.append(self.waiting.pop())
+                continue
+            admitted = self._try_admit(request, plan, num_spare)
             if admitted is None:
                 break
             self.waiting.pop()
             request.status = RequestStatus.RUNNING
             insort(self.running, request, key=_get_precedence)
             plan.add_new(request, *admitted)
+            in_flight.add(request)
             num_spare += self.kv.may_grow(request)
+        for request in deferred:
+            self.waiting.push(request)
 
-    def _try_admit(self, request: Request, budget: int, num_spare: int) -> tuple[int, list[BlockCopy]] | None:
-        """Return how many positions of a waiting request run now, after which copies; None: it waits on."""
+    def _try_admit(
+        self, request: Request, plan: StepPlan, num_spare: int
+    ) -> tuple[int, list[BlockCopy], Backlog] | None:
+        """Return how many positions of a waiting request run now, after which copies, and its backlog.
+
+        None: it waits on.
+        """
         while True:
             if self.kv.has_lost_blocks(request):
                 self.kv.accept_loss(request)
                 self._count_preemption(request)
             hits = self.kv.get_computed_blocks(request)
-            num_hit_tokens = len(hits) * self.kv.block_size
-            num_missing = request.num_missing_tokens - num_hit_tokens
-            num_tokens = self._count_tokens(request, num_missing, budget)
-            if num_tokens == 0:
-                return None
-            copies = self.kv.admit(request, num_missing, hits, num_spare)
-            if copies is not None:
+            admitted = self._admit(request, hits, plan, num_spare)
+            if admitted is None and hits.source is not None:  # what is copied takes a block more for the moment
+                hits = Hits(hits.block_ids)
+                admitted = self._admit(request, hits, plan, num_spare)
+            if admitted is not None:
                 break
             # With nobody running, who waits behind must make room.
-            num_wanted = max(self.kv.num_free_blocks + 1, num_missing // self.kv.block_size)
+            num_missing_blocks = request.num_missing_tokens // self.kv.block_size - len(hits.block_ids)
+            num_wanted = max(self.kv.num_free_blocks + 1, num_missing_blocks)
             if self.running or not self.kv.reclaim_idle(num_wanted):
                 assert self.running, f"{request.request_id} was let in but does not fit into the KV cache"
                 return None
+        num_tokens, copies = admitted
+        num_hit_tokens = len(hits.block_ids) * self.kv.block_size + hits.num_partial
         if request.num_cached_tokens is None:
             request.num_cached_tokens, request.scheduled_ts = num_hit_tokens, time.monotonic()
             self.counters.num_prefix_hits += num_hit_tokens
             self.counters.num_prefix_queries += request.num_prompt_tokens if self.kv.enable_caching else 0
-        return num_tokens, copies
+        backlog = self.kv.find_backlog(request, plan.row_budget)
+        return num_tokens if backlog.is_whole else 0, copies, backlog
+
+    def _admit(
+        self, request: Request, hits: Hits, plan: StepPlan, num_spare: int
+    ) -> tuple[int, list[BlockCopy]] | None:
+        num_missing = request.num_missing_tokens - len(hits.block_ids) * self.kv.block_size - hits.num_partial
+        num_tokens = self._count_tokens(request, num_missing, plan.budget)
+        if num_tokens == 0 and num_missing > 0:
+            return None
+        copies = self.kv.admit(request, num_missing, hits, num_spare)
+        return None if copies is None else (num_tokens, copies)
 
     def _count_tokens(self, request: Request, num_missing: int, budget: int) -> int:
         """Return how many of the missing positions run in this step; 0: none before a step with more room."""
@@ -237,21 +274,18 @@ class Scheduler:
         self.counters.num_computed_positions += plan.total_num_scheduled_tokens
         self.counters.num_nan_rows += made.num_nan_rows
         outputs = self._fail_requests(made.errors)
+        continued = self._continue_running(plan, made, outputs)
         prompt_scores = []
         for request_id, num_tokens in plan.num_scheduled_tokens.items():
             request = self.requests.get(request_id)
-            if request is None or request.num_scheduled_tokens == 0:
+            if request is None or request.num_scheduled_tokens is None:
                 continue
-            request.num_scheduled_tokens = 0
+            request.num_scheduled_tokens = None
             request.num_computed_tokens += num_tokens
             self.kv.cache_full_blocks(request)
-            prompt_range = plan.prompt_ranges.get(request_id)
-            if prompt_range is not None:
-                num_rows = prompt_range.end - prompt_range.first
-                prompt_scores.append(take_prompt_scores(made, request_id, num_rows))
-                request.num_scored = prompt_range.end
-                self.counters.num_scored_prompt_rows += num_rows
-            if request.num_missing_tokens > 0:
+            if request_id in plan.prompt_ranges:
+                prompt_scores.append(self._take_prompt_scores(request, plan, made))
+            if request.num_missing_tokens > 0 or request.owes_scores:
                 continue
             if request.is_score_only:
                 self._finish(request, FinishReason.LENGTH)
@@ -264,10 +298,68 @@ class Scheduler:
         return EngineCoreOutputs(
             outputs=outputs,
             prompt_scores=prompt_scores,
+            continued=continued,
             logprobs=None if made.logprobs is None else FlatLogprobs.from_rectangle(*made.logprobs),
             stats=self.get_stats(),
             timestamp=time.monotonic(),
         )
+
+    def _continue_running(
+        self, plan: SchedulerOutput, made: ModelRunnerOutput, outputs: list[EngineCoreOutput]
+    ) -> ContinuedSequences | None:
+        """Take in the tokens of the sequences that have nothing else to tell: nearly all, so one short loop for them.
+
+        Those of them that end go to `outputs`; all others are left for the loop that knows every case.
+        """
+        requests, tokens_of, rows_of = self.requests, made.token_ids, made.sample_rows
+        kv, block_size = self.kv, self.kv.block_size
+        scored_ids: list[str] = []
+        scored_tokens: list[int] = []
+        scored_rows: list[int] = []
+        plain_ids: list[str] = []
+        plain_tokens: list[int] = []
+        for request_id, num_tokens in plan.num_scheduled_tokens.items():
+            request = requests.get(request_id)
+            if request is None or request.has_news or request.num_scheduled_tokens is None:
+                continue
+            rows = rows_of.get(request_id) if request.wants_rows else None
+            if rows is None and request.wants_rows:
+                continue
+            request.num_scheduled_tokens = None
+            request.num_computed_tokens = num_computed = request.num_computed_tokens + num_tokens
+            if num_computed // block_size > request.num_cached_blocks:
+                kv.cache_full_blocks(request)
+            token_id = tokens_of[request_id][0]
+            request.output_token_ids.append(token_id)
+            if token_id in request.end_token_ids or num_computed >= request.max_positions:
+                ending = find_ending(request, self.max_model_len)
+                if ending is not None:
+                    self._finish(request, *ending)
+                    outputs.append(make_output(request, [token_id], rows))
+                    self.counters.num_scored_sample_rows += rows is not None
+                    continue
+            if rows is None:
+                plain_ids.append(request_id)
+                plain_tokens.append(token_id)
+            else:
+                scored_ids.append(request_id)
+                scored_tokens.append(token_id)
+                scored_rows.append(rows[0])
+        if not scored_ids and not plain_ids:
+            return None
+        self.counters.num_scored_sample_rows += len(scored_ids)
+        return ContinuedSequences(
+            request_ids=scored_ids + plain_ids, token_ids=scored_tokens + plain_tokens, rows=scored_rows
+        )
+
+    def _take_prompt_scores(self, request: Request, plan: SchedulerOutput, made: ModelRunnerOutput) -> PromptScores:
+        first, end = plan.prompt_ranges[request.request_id]
+        num_known = sum(known.end - known.first for known in plan.known_scores.get(request.request_id, ()))
+        self.counters.num_scored_prompt_rows += end - first - num_known
+        self.counters.num_cached_prompt_rows += num_known
+        self.kv.note_scores(request, first, end)
+        request.num_scored = end
+        return take_prompt_scores(made, request.request_id, end - first)
 
     def _take_tokens(self, request: Request, made: ModelRunnerOutput) -> list[EngineCoreOutput]:
         """Give a request its new token, or fork a family: each child ends, or goes on, by itself."""
@@ -287,6 +379,7 @@ class Scheduler:
                 self.waiting.push(sequence)
             row_range, full_rows = (None, None) if rows is None else rows[index]
             outputs.append(make_output(sequence, [token_id], row_range, full_rows))
+            sequence.has_news = False
         return outputs
 
     def _fork(self, family: Request) -> list[Request]:
@@ -308,7 +401,7 @@ class Scheduler:
         outputs = []
         for request_id, error in errors.items():
             request = self.requests.get(request_id)
-            if request is None or request.num_scheduled_tokens == 0:
+            if request is None or request.num_scheduled_tokens is None:
                 continue
             self.abort_requests([request.family_id])
             outputs.append(

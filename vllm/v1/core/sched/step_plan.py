@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from vllm.v1.core.kv_cache_manager import Backlog
 from vllm.v1.messages import BlockCopy, NewRequest, PromptRange, RunningRequests, SchedulerOutput
 from vllm.v1.request import Request
 
@@ -11,16 +12,18 @@ from vllm.v1.request import Request
 class StepPlan:
     """Who runs in this step, and how many positions the budget still holds."""
 
-    budget: int
+    budget: int  # positions
+    row_budget: int  # rows of the LM head for prompt scores whose positions ran before
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
     new_requests: list[NewRequest] = field(default_factory=list)
     running: RunningRequests = field(
         default_factory=lambda: RunningRequests(request_ids=[], new_block_ids=[], num_computed_tokens=[])
     )
     prompt_ranges: dict[str, PromptRange] = field(default_factory=dict)
+    known_scores: dict[str, list[PromptRange]] = field(default_factory=dict)
     block_copies: list[BlockCopy] = field(default_factory=list)
 
-    def add_new(self, request: Request, num_tokens: int, copies: list[BlockCopy]) -> None:
+    def add_new(self, request: Request, num_tokens: int, copies: list[BlockCopy], backlog: Backlog) -> None:
         """Let a request enter the runner's batch and run."""
         message = request.message
         self.new_requests.append(
@@ -37,14 +40,14 @@ class StepPlan:
             )
         )
         self.block_copies += copies
-        self._add(request, num_tokens)
+        self._add(request, num_tokens, backlog)
 
-    def add_running(self, request: Request, num_tokens: int, new_block_ids: list[int]) -> None:
+    def add_running(self, request: Request, num_tokens: int, new_block_ids: list[int], backlog: Backlog) -> None:
         """Let a request of the runner's batch run."""
         self.running.request_ids.append(request.request_id)
         self.running.new_block_ids.append(new_block_ids)
         self.running.num_computed_tokens.append(request.num_computed_tokens)
-        self._add(request, num_tokens)
+        self._add(request, num_tokens, backlog)
 
     def make_output(self, left_request_ids: Iterable[str]) -> SchedulerOutput:
         return SchedulerOutput(
@@ -53,16 +56,21 @@ class StepPlan:
             num_scheduled_tokens=self.num_scheduled_tokens,
             total_num_scheduled_tokens=sum(self.num_scheduled_tokens.values()),
             prompt_ranges=self.prompt_ranges,
+            known_scores=self.known_scores,
             left_request_ids=list(left_request_ids),
             block_copies=self.block_copies,
         )
 
-    def _add(self, request: Request, num_tokens: int) -> None:
+    def _add(self, request: Request, num_tokens: int, backlog: Backlog) -> None:
         self.budget -= num_tokens
+        self.row_budget -= backlog.num_rows
         self.num_scheduled_tokens[request.request_id] = num_tokens
         request.num_scheduled_tokens = num_tokens
         # The row of position i − 1 scores token i; rows that were sent before a preemption are not asked for again.
-        first = max(request.num_scored, request.num_computed_tokens + 1)
-        end = min(request.num_computed_tokens + num_tokens + 1, request.num_prompt_tokens)
+        first, end = request.num_scored, backlog.end
+        if num_tokens > 0:
+            end = min(request.num_computed_tokens + num_tokens + 1, request.num_prompt_tokens)
         if first < end:
             self.prompt_ranges[request.request_id] = PromptRange(first, end)
+            if backlog.known:
+                self.known_scores[request.request_id] = backlog.known

@@ -1,0 +1,1 @@
+"""What compare_peers.py runs: engines in processes of their own."""

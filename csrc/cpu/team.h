@@ -1,0 +1,147 @@
+// A team: the threads of one parallel region, which wait for work while the first of them makes a chain of calls.
+//
+// Opening a region costs microseconds, a decode step has some 150 of them, and a step of a small model with narrow
+// weights takes ten milliseconds: so the whole chain runs inside one region. Whoever waits looks for some microseconds
+// and then sleeps: when another process wants the cores, a thread that spins keeps the one that it waits for from
+// running.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace vllm::cpu {
+
+inline void pause_thread() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Sleeps while `word` holds `value` (and may wake up for nothing).
+inline void sleep_while_equal(std::atomic<uint32_t>* word, uint32_t value) {
+#if defined(__linux__)
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+#else
+  if (word->load() == value) std::this_thread::yield();
+#endif
+}
+
+inline void wake_sleepers(std::atomic<uint32_t>* word) {
+#if defined(__linux__)
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
+#else
+  (void)word;
+#endif
+}
+
+// A number that one thread changes and others wait for.
+class Signal {
+ public:
+  uint32_t read() const { return value_.load(std::memory_order_acquire); }
+
+  uint32_t add(uint32_t amount) {
+    const uint32_t value = value_.fetch_add(amount) + amount;
+    wake_if_needed();
+    return value;
+  }
+
+  void set(uint32_t value) {
+    value_.store(value);
+    wake_if_needed();
+  }
+
+  // Returns the first value found that is not `old`.
+  uint32_t wait_for_change(uint32_t old) {
+    for (int look = 0; look < kLooks; ++look) {
+      const uint32_t value = read();
+      if (value != old) return value;
+      pause_thread();
+    }
+    num_sleepers_.fetch_add(1);  // before the value is looked at again: whoever changes it does so before looking here
+    uint32_t value;
+    while ((value = value_.load()) == old) sleep_while_equal(&value_, old);
+    num_sleepers_.fetch_sub(1);
+    return value;
+  }
+
+ private:
+  // A look takes some 15 ns: together about what falling asleep and waking cost.
+  static constexpr int kLooks = 1000;
+
+  void wake_if_needed() {
+    if (num_sleepers_.load() > 0) wake_sleepers(&value_);
+  }
+
+  alignas(64) std::atomic<uint32_t> value_{0};
+  alignas(64) std::atomic<uint32_t> num_sleepers_{0};
+};
+
+class Team {
+ public:
+  using Work = void (*)(void* context);
+
+  // The team that the calling thread leads; null outside of any, and within a team's work.
+  static Team*& current() {
+    static thread_local Team* team = nullptr;
+    return team;
+  }
+
+  int size() const { return size_; }
+
+  // Makes the calling thread the leader of `size` threads for as long as body() takes. body must not throw.
+  template <typename Body>
+  void lead(int size, Body& body) {
+    size_ = size;
+    current() = this;
+    body();
+    current() = nullptr;
+    orders_.set((order_ & ~kThreadsMask) + kThreadsMask + 1);
+  }
+
+  // Runs work(context) on `num_threads` threads, the caller's among them, and returns when all are done.
+  void run(int num_threads, Work work, void* context) {
+    work_ = work;
+    context_ = context;
+    num_busy_.set(static_cast<uint32_t>(num_threads - 1));
+    order_ = (order_ & ~kThreadsMask) + kThreadsMask + 1 + static_cast<uint32_t>(num_threads);
+    orders_.set(order_);
+    current() = nullptr;
+    work(context);
+    current() = this;
+    for (uint32_t busy = num_busy_.read(); busy != 0;) busy = num_busy_.wait_for_change(busy);
+  }
+
+  // What the other threads do until the leader is through.
+  void serve(int thread) {
+    for (uint32_t order = 0;;) {
+      order = orders_.wait_for_change(order);
+      const uint32_t num_threads = order & kThreadsMask;
+      if (num_threads == 0) return;
+      // An order that has room for this thread can't be replaced before it is done, so what it says is whole.
+      if (static_cast<uint32_t>(thread) >= num_threads) continue;
+      work_(context_);
+      num_busy_.add(~uint32_t{0});
+    }
+  }
+
+ private:
+  static constexpr uint32_t kThreadsMask = 0xffff;
+
+  int size_ = 1;
+  uint32_t order_ = 0;  // a running number, and how many threads are wanted (0: go home)
+  Work work_ = nullptr;
+  void* context_ = nullptr;
+  Signal orders_;
+  Signal num_busy_;
+};
+
+}  // namespace vllm::cpu

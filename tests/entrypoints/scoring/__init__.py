@@ -1,0 +1,1 @@
+"""Scoring of given texts, continuations and labels."""

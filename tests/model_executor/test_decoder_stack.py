@@ -1,0 +1,205 @@
+"""A decoder in one call gives the bits of its modules one by one, and stands aside where somebody changed a module."""
+
+import copy
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.model_executor.runner import PagedRunner, load
+from tests.tiny_models import load_tiny_reference, write_tiny_model
+from vllm import platforms
+from vllm.model_executor.layers.norm import RMSNorm
+from vllm.model_executor.models.llama import LlamaForCausalLM
+from vllm.v1.attention import make_attention_metadata
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {"tie_word_embeddings": True},
+    "MistralForCausalLM": {"sliding_window": 7},
+    "Qwen2ForCausalLM": {},
+    "Qwen3ForCausalLM": {"head_dim": 16},
+}
+LOADS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "bfloat16": {"dtype": torch.bfloat16},
+    "int8": {"quantization": "int8"},
+}
+# Prompts alone and together, a chunk beside decodes, decodes alone; few rows and more than the MLP takes at a time.
+STEPS = [{"a": 60}, {"a": 1}, {"a": 1, "b": 13, "c": 3}, {"a": 1, "b": 1, "c": 1}, {"d": 530, "b": 1}, {"d": 1}]
+
+
+@pytest.fixture(autouse=True)
+def cpu_without_bfloat16_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platforms, "has_fast_dtype", lambda dtype, device: dtype == "float32" or device != "cpu")
+
+
+@pytest.fixture(autouse=True)
+def restore_threads() -> Any:
+    num_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)
+
+
+def run(model: LlamaForCausalLM, *, one_call: bool, steps: list[dict[str, int]] = STEPS) -> list[torch.Tensor]:
+    """Return the logits of each step; at the end of each the way that was asked for must have been taken."""
+    model.stack.is_enabled = one_call
+    runner = PagedRunner(model, num_blocks=256)
+    outputs = []
+    for number, lengths in enumerate(steps):
+        tokens = {name: [(31 * i + 7 * number) % 500 for i in range(length)] for name, length in lengths.items()}
+        outputs.append(torch.cat([*runner.step(tokens).values()]))
+        assert is_one_call(model) == one_call
+    model.stack.is_enabled = True
+    return outputs
+
+
+def is_one_call(model: LlamaForCausalLM) -> bool:
+    return model.stack.count_scratch_bytes(1) > 0
+
+
+def are_equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) and a.isfinite().all() for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("kind", list(LOADS))
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_one_call_gives_the_bits_of_the_modules(tmp_path: pathlib.Path, family: str, kind: str) -> None:
+    settings = {"max_position_embeddings": 1024} | FAMILIES[family]
+    model = load(write_tiny_model(tmp_path, family, tokenizer=False, **settings), **LOADS[kind])
+    assert are_equal(run(model, one_call=True), run(model, one_call=False))
+
+
+@pytest.mark.parametrize("kind", list(LOADS))
+def test_a_team_of_any_size_gives_the_same_bits(tmp_path: pathlib.Path, kind: str) -> None:
+    """Wide enough that every op is split; more threads than cores, so that some sleep while the work is done."""
+    folder = write_tiny_model(
+        tmp_path, tokenizer=False, hidden_size=256, intermediate_size=512, head_dim=32, num_attention_heads=8
+    )
+    model = load(folder, **LOADS[kind])
+    steps = [{"a": 60}, *[{"a": 1, "b": 1}] * 4, {"a": 1}]
+    torch.set_num_threads(1)
+    alone = run(model, one_call=False, steps=steps)
+    for num_threads in (1, 2, 3, 8):
+        torch.set_num_threads(num_threads)
+        assert are_equal(run(model, one_call=True, steps=steps), alone)
+
+
+@pytest.fixture
+def model(tmp_path: pathlib.Path) -> LlamaForCausalLM:
+    return load(write_tiny_model(tmp_path, tokenizer=False))
+
+
+SHORT = [{"a": 5}, {"a": 1}]
+
+
+def test_hooks_on_any_module_are_called(model: LlamaForCausalLM) -> None:
+    before = run(model, one_call=True, steps=SHORT)
+    heard: list[str] = []
+    for name, module in model.model.named_modules():
+        if not name or name.endswith("_norm") or isinstance(module, nn.ModuleList):
+            continue
+        handle = module.register_forward_hook(lambda *_, name=name: heard.append(name))
+        assert are_equal(run(model, one_call=False, steps=SHORT), before)
+        model.stack.is_enabled = True
+        PagedRunner(model).step({"a": [1]})
+        assert name in heard
+        handle.remove()
+        assert is_one_call(model)
+    handle = model.model.norm.register_forward_pre_hook(lambda _, arguments: tuple(2 * x for x in arguments))
+    assert not is_one_call(model)
+    handle.remove()
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: heard.append("any"))
+    assert not is_one_call(model)
+    handle.remove()
+
+
+class HalvedNorm(RMSNorm):
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        return super().forward(x, residual) / 2
+
+
+@pytest.mark.parametrize("path", ["layers.1.post_attention_layernorm", "norm"])
+def test_a_replaced_module_is_what_runs(model: LlamaForCausalLM, path: str) -> None:
+    before = run(model, one_call=True, steps=SHORT)
+    original = model.model.get_submodule(path)
+    halved = HalvedNorm(48, original.eps, torch.float32)
+    halved.load_state_dict(original.state_dict())
+    model.model.set_submodule(path, halved)
+    assert not is_one_call(model)
+    assert not are_equal(run(model, one_call=False, steps=SHORT), before)
+    model.model.set_submodule(path, original)
+    assert are_equal(run(model, one_call=True, steps=SHORT), before)
+
+
+def test_a_forward_put_on_one_module_is_what_runs(model: LlamaForCausalLM) -> None:
+    run(model, one_call=True, steps=SHORT)
+    mlp = model.model.layers[0].mlp
+    mlp.forward = lambda hidden: torch.zeros_like(hidden)
+    assert not is_one_call(model)
+    del mlp.forward
+    assert is_one_call(model)
+
+
+def test_weights_count_from_the_next_step_however_they_come(tmp_path: pathlib.Path, model: LlamaForCausalLM) -> None:
+    before = run(model, one_call=True, steps=SHORT)
+    other = load(write_tiny_model(tmp_path / "other", tokenizer=False, seed=1))
+    wanted = run(other, one_call=False, steps=SHORT)
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        mine.data = theirs.data.clone()  # other memory
+    assert are_equal(run(model, one_call=True, steps=SHORT), wanted)
+    theirs = load_tiny_reference(tmp_path)
+    model.load_weights((name, tensor.detach()) for name, tensor in theirs.named_parameters())
+    assert are_equal(run(model, one_call=True, steps=SHORT), before)
+    layer = model.model.layers[1].mlp.down_proj
+    layer.weight = nn.Parameter(layer.weight.detach() * 2, requires_grad=False)
+    assert are_equal(run(model, one_call=True, steps=SHORT), run(model, one_call=False, steps=SHORT))
+    assert not are_equal(run(model, one_call=True, steps=SHORT), before)
+
+
+def test_a_copy_of_a_model_has_its_own_weights(model: LlamaForCausalLM) -> None:
+    before = run(model, one_call=True, steps=SHORT)
+    copied = copy.deepcopy(model)
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    assert are_equal(run(copied, one_call=True, steps=SHORT), before)
+
+
+def test_an_activation_that_the_kernels_lack_runs_by_modules(tmp_path: pathlib.Path) -> None:
+    model = load(write_tiny_model(tmp_path, tokenizer=False, hidden_act="gelu"))
+    assert not is_one_call(model)
+    run(model, one_call=False, steps=SHORT)
+
+
+@pytest.mark.parametrize("what", ["token", "slot", "block"])
+def test_what_lies_outside_its_table_is_refused(model: LlamaForCausalLM, what: str) -> None:
+    runner = PagedRunner(model)
+    runner.step({"a": [1, 2, 3]})
+    tables = torch.tensor([runner.tables["a"]], dtype=torch.int32)
+    attn = make_attention_metadata([1], [3], tables.numpy(), runner.block_size, "cpu")
+    token_ids, positions = torch.tensor([512 if what == "token" else 5]), torch.tensor([2])
+    if what == "slot":
+        attn.slot_mapping = torch.tensor([128 * 4])
+    if what == "block":
+        attn.block_tables = torch.tensor([[-1]], dtype=torch.int32)
+    with pytest.raises(IndexError):
+        model(token_ids, positions, runner.kv_caches, attn)
+    assert is_one_call(model)
+
+
+def test_rotations_from_the_table_are_those_of_the_modules(tmp_path: pathlib.Path) -> None:
+    rotary = load(write_tiny_model(tmp_path, tokenizer=False, head_dim=16)).rotary
+    for num_positions in (1, 1025, 3000):  # the table grows
+        table = rotary.get_table(num_positions)
+        assert len(table) >= num_positions
+    for positions in (torch.tensor([2999]), torch.tensor([0, 1023, 1024, 7]), torch.arange(3000)):
+        rotation = rotary.make_rotation(positions)
+        assert torch.equal(torch.cat(rotation, -1)[:, 0], table[positions])
+
+
+def test_scratch_grows_with_the_step_but_not_its_widest_part(model: LlamaForCausalLM) -> None:
+    count = model.stack.count_scratch_bytes
+    assert 0 < count(1) < count(512) < count(1024)
+    # Past 512 rows the feed-forward part is computed in turns: only the narrow rows grow.
+    assert count(1024) - count(512) < count(512) - 512 * 4 * 3 * 80 + 4096

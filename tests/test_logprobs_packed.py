@@ -1,0 +1,98 @@
+"""Packed rows read like rows in arrays, and what is handed out holds nothing of its step."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+from vllm.logprobs import FlatLogprobs
+from vllm.logprobs_packed import PackedBlock, PackedRows, PackedStep
+
+
+class Upper:
+    """Texts that tell which row asked."""
+
+    def decode_row(self, row_index: int, token_ids: list[int]) -> list[str]:
+        return [f"{row_index}:{token_id}" for token_id in token_ids]
+
+
+def make_rectangle(num_entries: list[int], width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    num_rows = len(num_entries)
+    ids = np.arange(num_rows * width, dtype=np.int32).reshape(num_rows, width)
+    values = -ids.astype(np.float32) / 8
+    values[0, 0] = -np.inf
+    return ids, values, ids + 1, np.array(num_entries, np.int32)
+
+
+@pytest.mark.parametrize("width", [1, 3, 6])
+@pytest.mark.parametrize("is_filled", [True, False])
+def test_a_rectangle_reads_as_its_ragged_rows(width: int, is_filled: bool) -> None:
+    ids, values, ranks, counts = make_rectangle([width if is_filled else 1 + i % width for i in range(7)], width)
+    flat = FlatLogprobs.from_rectangle(ids, values, ranks, counts)
+    assert len(flat) == 7 and flat.is_frozen
+    for i, count in enumerate(counts.tolist()):
+        row = flat.row_values(i)
+        assert row.token_ids.tolist() == ids[i, :count].tolist()
+        assert row.values.tolist() == values[i, :count].tolist() and row.ranks.tolist() == ranks[i, :count].tolist()
+    assert flat.chosen_values().tolist() == values[:, 0].tolist()
+
+
+def test_a_rectangle_is_copied() -> None:
+    ids, values, ranks, counts = make_rectangle([2, 3], 3)
+    flat = FlatLogprobs.from_rectangle(ids, values, ranks, counts)
+    ids[:], values[:], ranks[:] = 0, 0, 0  # the runner's memory is used again
+    assert list(flat[1]) == [3, 4, 5] and flat[1][4].rank == 5
+
+
+def test_rows_of_any_order_can_be_packed() -> None:
+    ids = np.array([2, 5, 9, 1, 2], np.int32)
+    in_id_order = FlatLogprobs.from_arrays(
+        np.array([0, 3, 5]), ids, -ids.astype(np.float32), np.array([1, 2, 3, 4, 5], np.int32),
+        chosen_token_ids=np.array([5, 2]), in_id_order=True,
+    )  # fmt: skip
+    rows = PackedRows()
+    step = PackedStep(in_id_order._pack())
+    for row in (1, 0):
+        rows.append(step, row)
+    assert step.chosen_values == [-5.0, -2.0]
+    assert FlatLogprobs._of_packed(*take(rows)) == in_id_order[::-1]
+
+
+def take(rows: PackedRows) -> tuple[object, object, int]:
+    packed, first_row = rows.take()
+    return packed, rows.texts, first_row
+
+
+def gather(num_rows: int, is_taken_each_time: bool) -> list[FlatLogprobs]:
+    rows = PackedRows(Upper())
+    parts = []
+    for i in range(num_rows):
+        step = PackedStep(PackedBlock.of_rectangle(*make_rectangle([2, 1 + i % 3], 3)))
+        rows.append(step, 1)
+        if is_taken_each_time:
+            parts.append(FlatLogprobs._of_packed(*take(rows)))
+    return parts or [FlatLogprobs._of_packed(*take(rows))]
+
+
+def test_deltas_joined_are_the_whole() -> None:
+    (whole,) = gather(5, False)
+    deltas = gather(5, True)
+    assert [len(delta) for delta in deltas] == [1] * 5
+    joined = FlatLogprobs.concatenate(deltas)
+    assert joined == whole and joined.decoded_tokens == whole.decoded_tokens
+    assert whole[4][3].decoded_token == "4:3", "a row keeps its number for the texts"
+
+
+@pytest.mark.parametrize("is_read_before", [False, True])
+def test_packed_rows_survive_pickle_and_deepcopy(is_read_before: bool) -> None:
+    for flat in (*gather(3, False), *gather(2, True)):
+        if is_read_before:
+            list(flat)
+        for other in (pickle.loads(pickle.dumps(flat)), copy.deepcopy(flat)):
+            assert other == flat and other.decoded_tokens == flat.decoded_tokens
+
+
+def test_nothing_gathered_is_an_empty_sequence() -> None:
+    flat = FlatLogprobs._of_packed(*take(PackedRows()))
+    assert len(flat) == 0 and list(flat) == [] and len(flat.to_arrays().token_ids) == 0

@@ -1,0 +1,184 @@
+"""Scoring in scripts: the methods of `LLM` that score continuations and labels."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from vllm.config import ModelConfig
+from vllm.entrypoints.interrupt_guard import InterruptGuard
+from vllm.entrypoints.progress import ProgressBar, UseTqdm
+from vllm.entrypoints.scoring.labels import encode_labels, gather_labels, make_label_pairs, tokenize_prompts
+from vllm.entrypoints.scoring.pairs import JOINT, PairEncoder
+from vllm.entrypoints.scoring.plan import Dispatcher, ScoringPlan
+from vllm.entrypoints.scoring.results import ContinuationScore, LabelScores
+from vllm.exceptions import VLLMValidationError
+from vllm.inputs import PromptType, parse_prompts
+from vllm.outputs import RequestOutput
+from vllm.v1.engine.llm_engine import LLMEngine
+
+Continuation = str | Sequence[int]
+
+
+class ScoringMethods:
+    """What `LLM` can say about given texts; it writes nothing."""
+
+    llm_engine: LLMEngine
+    request_counter: "itertools.count[int]"
+    _finished: dict[str, RequestOutput]
+
+    @property
+    def model_config(self) -> ModelConfig:
+        raise NotImplementedError
+
+    def _aborting_on_error(self, request_ids: list[str]) -> AbstractContextManager[Any]:
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ public
+
+    def score_continuations(
+        self,
+        contexts: PromptType | Sequence[PromptType],
+        continuations: Sequence[Continuation] | Sequence[Sequence[Continuation]],
+        *,
+        tokenization: str = JOINT,
+        add_special_tokens: bool = True,
+        use_tqdm: UseTqdm = None,
+    ) -> list[list[ContinuationScore]]:
+        """Score given continuations of contexts: for each context a list, in the order of its continuations.
+
+            (scores,) = llm.score_continuations("The sky is", [" blue", " green"])
+            best = max(scores, key=lambda score: score.logprob)
+
+        `continuations` has a list for each context; of a single context that does not stand in a list, its list itself.
+        Both may be texts or token ids. A context is computed once, what several contexts begin with is computed once,
+        and continuations run on top of it. `tokenization` "joint" is lm-eval's way (trailing spaces of the context go
+        to the continuation, which gets the tokens that follow the context's own); "separate" tokenises each by itself.
+        What is too long for the model is cut on the left, and the score says so.
+
+        Raises:
+            VLLMValidationError: something is empty or unknown to the model; the message names its place.
+            KeyboardInterrupt: Ctrl-C; what this call started is ended, and the LLM is usable at once.
+        """
+        given: Any = contexts
+        rows: Any = continuations
+        if isinstance(continuations, str) or not isinstance(continuations, Sequence):
+            raise _not_lists("continuations", continuations)
+        if isinstance(given, str | Mapping) or _is_token_ids(given):
+            given, rows = [given], [continuations]
+        if not isinstance(given, Sequence):
+            raise _not_lists("contexts", given)
+        check_rows(given, rows)
+        encoder = PairEncoder(
+            self.model_config,
+            self.llm_engine.tokenizer,
+            tokenization=tokenization,
+            add_special_tokens=add_special_tokens,
+        )
+        pairs = encoder.encode_all(given, rows)
+        scores = iter(run_plan(self, ScoringPlan(itertools.chain.from_iterable(pairs)), use_tqdm))
+        return [list(itertools.islice(scores, len(row))) for row in pairs]
+
+    def label_logprobs(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        labels: Sequence[str | int],
+        *,
+        add_special_tokens: bool = True,
+        use_tqdm: UseTqdm = None,
+    ) -> list[LabelScores]:
+        """Compare labels, each a single token, as the next token of each prompt: raw, and among themselves.
+
+            (scores,) = llm.label_logprobs("Is water wet? Answer:", [" Yes", " No"])
+            scores.normalized_probabilities
+
+        Raises:
+            VLLMValidationError: a label has several tokens (all such are named), or a prompt is empty or too long.
+            KeyboardInterrupt: Ctrl-C; what this call started is ended, and the LLM is usable at once.
+        """
+        tokenizer = self.llm_engine.tokenizer
+        label_ids = encode_labels(labels, tokenizer, self.model_config.vocab_size)
+        parsed = tokenize_prompts(
+            parse_prompts(prompts), tokenizer, add_special_tokens=add_special_tokens, parameter="prompts"
+        )
+        pairs = make_label_pairs(parsed, label_ids, self.model_config)
+        return gather_labels(run_plan(self, ScoringPlan(pairs), use_tqdm), len(label_ids))
+
+
+def run_plan(llm: ScoringMethods, plan: ScoringPlan, use_tqdm: UseTqdm = None) -> list[ContinuationScore]:
+    """Run a plan's requests, each as soon as what it waits for has ended, and return the scores of its pairs."""
+    run = _Run(llm, plan)
+    with InterruptGuard() as guard, llm._aborting_on_error(run.request_ids):
+        bar = ProgressBar(len(plan.requests), use_tqdm, "Scored continuations")
+        try:
+            while not run.dispatcher.is_done:
+                guard.check()
+                for index in run.dispatcher.take_ready():
+                    run.start(index)
+                for output in llm.llm_engine.step():
+                    if output.request_id in run.places:
+                        run.take(output)
+                        bar.update(output)
+                    else:
+                        llm._finished[output.request_id] = output
+        finally:
+            bar.close()
+    return plan.make_scores()
+
+
+class _Run:
+    """A plan on its way through the engine."""
+
+    def __init__(self, llm: ScoringMethods, plan: ScoringPlan) -> None:
+        config = llm.llm_engine.vllm_config
+        num_kv_tokens = llm.llm_engine.engine_core.ready.num_gpu_blocks * config.cache_config.block_size
+        self._llm = llm
+        self._plan = plan
+        self.dispatcher = Dispatcher(plan, num_kv_tokens // 2, 2 * config.scheduler_config.max_num_seqs)
+        self.places: dict[str, int] = {}  # request id → its number in the plan
+        self.request_ids: list[str] = []
+
+    def start(self, index: int) -> None:
+        request = self._plan.requests[index]
+        request_id = str(next(self._llm.request_counter))
+        self._llm.llm_engine.add_request(request_id, request.as_input(), request.params)
+        self.places[request_id] = index
+        self.request_ids.append(request_id)
+
+    def take(self, output: RequestOutput) -> None:
+        """Keep an output and start what waited for it; what can't be scored since its context failed never starts."""
+        ended = [self.places[output.request_id]]
+        self._plan.take(ended[0], output)
+        while ended:
+            for waiting in self.dispatcher.end(ended.pop()):
+                if self._plan.has_failed(waiting):
+                    ended.append(waiting)
+                else:
+                    self.start(waiting)
+
+
+def check_rows(contexts: Sequence[Any], rows: Sequence[Any]) -> None:
+    """Raise unless each context has its list of continuations."""
+    if len(contexts) != len(rows):
+        raise VLLMValidationError(
+            f"continuations must have a list for each context: {len(contexts)} contexts, {len(rows)} lists",
+            parameter="continuations",
+            value=len(rows),
+        )
+    for index, row in enumerate(rows):
+        if isinstance(row, str | Mapping) or not isinstance(row, Sequence) or _is_token_ids(row):
+            raise VLLMValidationError(
+                f"continuations[{index}] must be a list of continuations, each a str or a list of token ids",
+                parameter="continuations",
+            )
+
+
+def _is_token_ids(given: Any) -> bool:
+    """Say whether this is one prompt of token ids rather than a list of prompts."""
+    return isinstance(given, Sequence) and len(given) > 0 and hasattr(given[0], "__index__")
+
+
+def _not_lists(name: str, given: Any) -> VLLMValidationError:
+    return VLLMValidationError(
+        f"{name} must be a list; got {type(given).__name__}", parameter=name, value=f"<{type(given).__name__}>"
+    )

@@ -1,0 +1,247 @@
+"""From contexts and continuations, texts or token ids, to pairs of token ids that fit the model."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from vllm.config import ModelConfig
+from vllm.exceptions import VLLMValidationError, shorten
+from vllm.inputs import ParsedPrompt, parse_prompt
+from vllm.tokenizers.tokenizer import Tokenizer
+
+JOINT, SEPARATE = "joint", "separate"
+TOKENIZATIONS = (JOINT, SEPARATE)
+
+
+class ContextKey(NamedTuple):
+    """A context as it is computed; equal ones are computed once."""
+
+    cache_salt: str
+    token_ids: tuple[int, ...]
+
+
+class ScoredPair(NamedTuple):
+    """A continuation to be scored behind its context."""
+
+    context: ContextKey
+    token_ids: tuple[int, ...]  # of the continuation
+    num_bytes: int | None
+    num_cut_context_tokens: int = 0
+    num_cut_tokens: int = 0
+
+
+class PairEncoder:
+    """Tokenises and checks the pairs of one call.
+
+    `joint` tokenises as lm-eval does: trailing white space of the context moves to the continuation, which gets the
+    tokens of context + continuation behind as many as the context alone has. `separate` tokenises each by itself, as
+    happens in both ways to a pair with token ids in it. Special tokens that the model puts in front of a text stand in
+    front of the context. Use one from a single thread.
+    """
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        tokenizer: Tokenizer | None,
+        *,
+        tokenization: str = JOINT,
+        add_special_tokens: bool = True,
+    ) -> None:
+        if tokenization not in TOKENIZATIONS:
+            raise VLLMValidationError(
+                f"tokenization must be one of {', '.join(TOKENIZATIONS)}; got {shorten(tokenization, 40)!r}",
+                parameter="tokenization",
+                value=tokenization,
+            )
+        self._vocab_size = model_config.vocab_size
+        self._max_model_len = model_config.max_model_len
+        self._tokenizer = tokenizer
+        self._is_joint = tokenization == JOINT
+        self._adds_special_tokens = add_special_tokens
+        if self._max_model_len < 2:
+            raise VLLMValidationError("a continuation is scored behind a context: max_model_len must be at least 2")
+
+    # ------------------------------------------------------------ all pairs of a call
+
+    def encode_all(self, contexts: Sequence[Any], continuations: Sequence[Sequence[Any]]) -> list[list[ScoredPair]]:
+        """Return the pairs of each context, in the order of its continuations.
+
+        Raises:
+            VLLMValidationError: something is empty, too long or unknown to the model; the message names its place.
+        """
+        parsed_contexts = [self._parse(f"contexts[{i}]", "contexts", context) for i, context in enumerate(contexts)]
+        parsed = [
+            [self._parse(f"continuations[{i}][{j}]", "continuations", given) for j, given in enumerate(row)]
+            for i, row in enumerate(continuations)
+        ]
+        splits = [_split_trailing_space(c.text) if self._is_joint else (c.text, "") for c in parsed_contexts]
+        texts: dict[str, list[int]] = {}
+        for context, (kept, moved), row in zip(parsed_contexts, splits, parsed, strict=True):
+            self._note_texts(texts, context, kept, moved, row)
+        self._encode_texts(texts)
+        return [
+            [
+                self._make_pair(texts, context, kept, moved, continuation, f"continuations[{i}][{j}]")
+                for j, continuation in enumerate(row)
+            ]
+            for i, (context, (kept, moved), row) in enumerate(zip(parsed_contexts, splits, parsed, strict=True))
+        ]
+
+    def encode_text(self, text: str) -> tuple[int, list[int]]:
+        """Return how many special tokens stand in front of a text, and the token ids of both."""
+        leading = self._leading_ids
+        return len(leading), [*leading, *self._get_tokenizer("text").encode(text, add_special_tokens=False)]
+
+    def _parse(self, place: str, parameter: str, given: Any) -> ParsedPrompt:
+        try:
+            parsed = parse_prompt(given)
+        except VLLMValidationError as error:
+            raise VLLMValidationError(
+                f"{place}: {error.message.removeprefix('prompt 0: ')}", parameter=parameter, value=error.value
+            ) from None
+        except TypeError:
+            raise VLLMValidationError(
+                f"{place} must be a str or a list of token ids; got {type(given).__name__}", parameter=parameter
+            ) from None
+        if parameter == "continuations" and isinstance(given, Mapping):
+            raise VLLMValidationError(f"{place} must be a str or a list of token ids; got a dict", parameter=parameter)
+        if parsed.token_ids is not None:
+            self._check_ids(place, parameter, parsed.token_ids)
+        elif parameter == "continuations" and not parsed.text:
+            raise VLLMValidationError(f"{place} is empty: there is nothing to score", parameter=parameter, value="")
+        return parsed
+
+    def _check_ids(self, place: str, parameter: str, token_ids: Sequence[int]) -> None:
+        if not token_ids:
+            reason = "there is nothing to score" if parameter == "continuations" else "a first token has no score"
+            raise VLLMValidationError(f"{place} is empty: {reason}", parameter=parameter, value="[]")
+        for token_id in (min(token_ids), max(token_ids)):
+            if not 0 <= token_id < self._vocab_size:
+                raise VLLMValidationError(
+                    f"{place} holds token id {token_id}; token ids must be from 0 to {self._vocab_size - 1}",
+                    parameter=parameter,
+                    value=token_id,
+                )
+
+    # ------------------------------------------------------------ tokenising
+
+    def _note_texts(
+        self,
+        texts: dict[str, list[int]],
+        context: ParsedPrompt,
+        kept: str | None,
+        moved: str,
+        row: Sequence[ParsedPrompt],
+    ) -> None:
+        """Note every text that must be tokenised for a context's pairs, each once."""
+        is_text = context.token_ids is None
+        if is_text and kept:
+            texts[kept] = []
+        for continuation in row:
+            if continuation.token_ids is None:
+                texts[self._get_whole(is_text, kept, moved, continuation.text or "")] = []
+            elif is_text and moved:
+                texts[context.text or ""] = []  # no continuation to move the space to
+
+    def _get_whole(self, is_text: bool, kept: str | None, moved: str, text: str) -> str:
+        return f"{kept}{moved}{text}" if is_text and self._is_joint else text
+
+    def _encode_texts(self, texts: dict[str, list[int]]) -> None:
+        if texts:
+            tokenizer = self._get_tokenizer("contexts")
+            texts.update(zip(texts, tokenizer.encode_batch(list(texts), add_special_tokens=False), strict=True))
+
+    def _make_pair(
+        self,
+        texts: Mapping[str, list[int]],
+        context: ParsedPrompt,
+        kept: str | None,
+        moved: str,
+        continuation: ParsedPrompt,
+        place: str,
+    ) -> ScoredPair:
+        context_ids: Sequence[int]
+        is_text = context.token_ids is None
+        if context.token_ids is not None:
+            context_ids = context.token_ids
+        else:
+            shown = (context.text if continuation.token_ids is not None else kept) or ""
+            context_ids = texts[shown] if shown else ()
+        if continuation.token_ids is not None:
+            token_ids = continuation.token_ids
+        else:
+            token_ids = texts[self._get_whole(is_text, kept, moved, continuation.text or "")]
+            if is_text and self._is_joint:
+                token_ids = token_ids[len(context_ids) :]
+            if not token_ids:
+                raise VLLMValidationError(
+                    f"{place} has no tokens of its own behind its context: the tokenizer joins the two",
+                    parameter="continuations",
+                    value=continuation.text,
+                )
+            self._check_ids(place, "continuations", token_ids)
+        if is_text:
+            context_ids = self._with_leading_ids(context_ids, place)
+            self._check_ids(place, "contexts", context_ids)
+        return self._fit(context, tuple(context_ids), tuple(token_ids), continuation.text)
+
+    def _with_leading_ids(self, context_ids: Sequence[int], place: str) -> Sequence[int]:
+        """Put the model's special tokens in front; an empty context gets one where there is any, as in lm-eval."""
+        made = [*self._leading_ids, *context_ids]
+        if made:
+            return made
+        tokenizer = self._get_tokenizer("contexts")
+        for token_id in (tokenizer.bos_token_id, tokenizer.eos_token_id):
+            if token_id is not None:
+                return [token_id]
+        raise VLLMValidationError(
+            f"{place} has an empty context, and this model has no token that starts a text", parameter="contexts"
+        )
+
+    @property
+    def _leading_ids(self) -> list[int]:
+        if not self._adds_special_tokens or self._tokenizer is None:
+            return []
+        return find_leading_ids(self._tokenizer)
+
+    def _get_tokenizer(self, parameter: str) -> Tokenizer:
+        if self._tokenizer is None:
+            raise VLLMValidationError(
+                "texts need a tokenizer, and this engine was started with skip_tokenizer_init; pass token ids",
+                parameter=parameter,
+            )
+        return self._tokenizer
+
+    # ------------------------------------------------------------ length
+
+    def _fit(
+        self, context: ParsedPrompt, context_ids: tuple[int, ...], token_ids: tuple[int, ...], text: str | None
+    ) -> ScoredPair:
+        """Cut on the left what is too long; one token at least stays in front of the first that is scored."""
+        num_over = max(0, len(context_ids) + len(token_ids) - self._max_model_len)
+        num_cut_context = min(num_over, len(context_ids))
+        num_cut = num_over - num_cut_context
+        context_ids, token_ids = context_ids[num_cut_context:], token_ids[num_cut:]
+        if not context_ids:
+            context_ids, token_ids = token_ids[:1], token_ids[1:]
+            num_cut += 1
+        num_bytes = None if text is None or num_cut else len(text.encode("utf-8", "replace"))
+        if num_bytes is None and self._tokenizer is not None:
+            num_bytes = sum(len(self._tokenizer.token_bytes[token_id]) for token_id in token_ids)
+        key = ContextKey(context.cache_salt or "", context_ids)
+        return ScoredPair(key, token_ids, num_bytes, num_cut_context, num_cut)
+
+
+def find_leading_ids(tokenizer: Tokenizer) -> list[int]:
+    """Return the special tokens that the model puts in front of a text (those behind one are not wanted here)."""
+    probe = tokenizer.encode("a", add_special_tokens=False)
+    whole = tokenizer.encode("a", add_special_tokens=True)
+    starts = (i for i in range(len(whole)) if whole[i : i + len(probe)] == probe)
+    return whole[: next(starts, 0)]
+
+
+def _split_trailing_space(text: str | None) -> tuple[str | None, str]:
+    """Return a context without its trailing white space, and that white space."""
+    if text is None:
+        return None, ""
+    kept = text.rstrip()
+    return kept, text[len(kept) :]

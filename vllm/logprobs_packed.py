@@ -1,0 +1,115 @@
+"""Scored rows packed densely: an entry's id, value and rank side by side, so that a row is one piece of memory.
+
+Handing a step's rows to hundreds of sequences is a loop in Python; with one piece a row, each costs one copy of bytes.
+What a caller reads is made of them when he first looks.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from vllm.logprobs_rows import ArrayRows, TokenTexts
+
+ENTRY_BYTES = 12  # token id int32, value float32, rank int32
+
+
+class PackedBlock(NamedTuple):
+    """A step's rows: a row's entries follow each other in reading order, and between two rows there may be a gap."""
+
+    entries: np.ndarray  # [num_slots, 3] int32; column 1 holds the bits of a float32
+    first_entries: np.ndarray  # [num_rows] int64: where each row begins
+    num_entries: np.ndarray  # [num_rows] int32, at least 1
+
+    @classmethod
+    def of(cls, rows: ArrayRows) -> "PackedBlock":
+        """Return these rows packed."""
+        if rows.chosen_at is not None:
+            rows = rows.in_reading_order()
+        assert rows.token_ids is not None, "rows in reading order name their tokens"
+        starts = rows.row_starts
+        first, end = int(starts[0]), int(starts[-1])
+        columns = (rows.token_ids[first:end], rows.values[first:end], rows.ranks[first:end])
+        return cls(_interleave(*columns), starts[:-1] - first, np.diff(starts))
+
+    @classmethod
+    def of_rectangle(
+        cls,
+        token_ids: np.ndarray,  # [num_rows, width] int32
+        values: np.ndarray,  # [num_rows, width] float32
+        ranks: np.ndarray,  # [num_rows, width] int32
+        num_entries: np.ndarray,  # [num_rows] int32: what lies beyond is a gap
+    ) -> "PackedBlock":
+        """Return the rows of a rectangle packed, gaps and all."""
+        num_rows, width = token_ids.shape
+        first_entries = np.arange(0, num_rows * width, max(width, 1))
+        return cls(_interleave(token_ids, values, ranks).reshape(-1, 3), first_entries, num_entries)
+
+    @property
+    def is_mostly_gaps(self) -> bool:
+        return len(self.entries) > 2 * int(self.num_entries.sum())
+
+    def unpack(self) -> ArrayRows:
+        """Return the rows as arrays without gaps, a column each."""
+        row_starts = np.zeros(len(self.num_entries) + 1, np.int64)
+        np.cumsum(self.num_entries, out=row_starts[1:])
+        places = np.arange(row_starts[-1]) + np.repeat(self.first_entries - row_starts[:-1], self.num_entries)
+        columns = np.ascontiguousarray(self.entries[places].T)
+        return ArrayRows(row_starts, columns[0], columns[1].view(np.float32), columns[2])
+
+
+class PackedStep:
+    """A packed block made ready for all sequences that take a row of it."""
+
+    __slots__ = ("chosen_values", "data", "ends", "starts")
+
+    def __init__(self, block: PackedBlock) -> None:
+        entries, first_entries, num_entries = block
+        self.data = entries.tobytes()  # a piece of a bytes object is cut faster than one of an array
+        self.starts: list[int] = (first_entries * ENTRY_BYTES).tolist()  # [num_rows] bytes
+        self.ends: list[int] = ((first_entries + num_entries) * ENTRY_BYTES).tolist()
+        self.chosen_values: list[float] = entries.view(np.float32)[first_entries, 1].tolist()  # [num_rows]
+
+
+class PackedRows:
+    """Gathers one sequence's rows as they come, until somebody takes them."""
+
+    __slots__ = ("num_taken", "pieces", "texts")
+
+    def __init__(self, texts: TokenTexts | None = None) -> None:
+        self.texts = texts
+        self.pieces: list[bytes] = []  # one a row
+        self.num_taken = 0
+
+    def append(self, step: PackedStep, row: int) -> None:
+        """Copy a row of a step to the end."""
+        self.pieces.append(step.data[step.starts[row] : step.ends[row]])
+
+    def take(self) -> tuple[bytes | list[bytes], int]:
+        """Return the rows (of one its bytes alone) and the number of the first, and forget them.
+
+        The next ones keep their row numbers for the texts.
+        """
+        pieces, first_row = self.pieces, self.num_taken
+        self.num_taken = first_row + len(pieces)
+        if len(pieces) == 1:
+            return pieces.pop(), first_row
+        self.pieces = []
+        return pieces, first_row
+
+
+def unpack(packed: bytes | list[bytes], texts: TokenTexts | None, first_row: int) -> ArrayRows:
+    """Return what `PackedRows.take` gave as arrays, a column each."""
+    pieces = [packed] if isinstance(packed, bytes) else packed
+    columns = np.ascontiguousarray(np.frombuffer(b"".join(pieces), np.int32).reshape(-1, 3).T)
+    row_starts = np.zeros(len(pieces) + 1, np.int64)
+    np.cumsum([len(piece) // ENTRY_BYTES for piece in pieces], out=row_starts[1:])
+    places = range(first_row, first_row + len(pieces))
+    return ArrayRows(row_starts, columns[0], columns[1].view(np.float32), columns[2], None, texts, places)
+
+
+def _interleave(token_ids: np.ndarray, values: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    entries = np.empty((*token_ids.shape, 3), np.int32)
+    entries[..., 0] = token_ids
+    entries[..., 1] = values.view(np.int32)
+    entries[..., 2] = ranks
+    return entries
