@@ -87,6 +87,7 @@ bench: $(READY) $(KERNELS) ## the benchmarks of benchmarks/ on the embedded mode
 	$(PY) -m benchmarks.bench_kernels
 	$(PY) -m benchmarks.bench_startup $(BENCH_MODEL)
 	$(PY) -m benchmarks.profile_step $(BENCH_MODEL) --logprobs 5
+	$(PY) -m benchmarks.bench_logprobs $(BENCH_MODEL)
 
 model: $(READY) $(KERNELS) ## DIR=folder: the embedded model as a float32 Hugging Face folder
 	@test -n "$(DIR)" || { echo "usage: make model DIR=folder" >&2; exit 2; }

@@ -40,7 +40,7 @@ Slices = dict[str, dict[str, list[Slice | None]]]
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leaves no sleepers behind, as Ctrl-C does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # leaves no sleepers behind, as Ctrl-C does
     args = parse_args()
     gguf = find_gguf(args.gguf)
     costs = ModelCosts.read(args.model, gguf)
@@ -60,7 +60,11 @@ def main() -> None:
             stack.callback(engine.close)
             engines.append(engine)
             print(f"{spec.name}: ready after {engine.ready_seconds:.1f} s", file=sys.stderr)
-        slices = measure(engines, probe, workloads, args.rounds)
+        slices: Slices = defaultdict(lambda: defaultdict(list))
+        try:
+            measure(engines, probe, workloads, args.rounds, slices)
+        except KeyboardInterrupt:
+            print("interrupted: this is what was measured so far", file=sys.stderr)
     show_results([engine.spec for engine in engines], engines, workloads, slices, costs, args.json)
 
 
@@ -116,10 +120,13 @@ def make_specs(args: argparse.Namespace, gguf: pathlib.Path | None) -> list[Engi
 
 
 def measure(
-    engines: list[EngineProcess], probe: EngineProcess, workloads: Sequence[Workload], num_rounds: int
-) -> Slices:
+    engines: list[EngineProcess],
+    probe: EngineProcess,
+    workloads: Sequence[Workload],
+    num_rounds: int,
+    slices: Slices,
+) -> None:
     """Give every engine its slices, A B C A B C …, with the probe before and after each."""
-    slices: Slices = defaultdict(lambda: defaultdict(list))
     failed: set[str] = set()
     for round_number in range(num_rounds):
         for workload in workloads:
@@ -143,7 +150,6 @@ def measure(
                 )
                 before = after
         print(f"round {round_number + 1} of {num_rounds} done", file=sys.stderr)
-    return slices
 
 
 def make_warm_up(workload: Workload) -> Workload:
@@ -204,8 +210,11 @@ def show_results(
 
 
 def compare(mine: list[Slice | None], theirs: list[Slice | None]) -> str:
-    """Return the median of the ratios of a round's two slices, and the quartiles of more than one."""
-    ratios = [a.figure / b.figure for a, b in zip(mine, theirs, strict=True) if a is not None and b is not None]
+    """Return the median of the ratios of a round's two slices, and the quartiles of more than one.
+
+    After an interruption the last round lacks the slices of some.
+    """
+    ratios = [a.figure / b.figure for a, b in zip(mine, theirs, strict=False) if a is not None and b is not None]
     if not ratios:
         return "–"
     low, middle, high = quartiles(ratios)

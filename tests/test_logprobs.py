@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -431,3 +432,46 @@ def test_making_frozen_rows_costs_the_same_for_a_million_entries_as_for_one() ->
     assert all(
         np.shares_memory(mine, given) for mine, given in zip(flat.row_values(0), (ids, values, ranks), strict=True)
     )
+
+
+# ---------------------------------------------------------------- columns
+
+
+def make_columns_case() -> FlatLogprobs:
+    token_ids, values = np.array([7, 3, 7, 9], np.int32), np.array([-0.5, -1.5, -np.inf, -0.25], np.float32)
+    rows = FlatLogprobs.from_arrays(np.array([0, 2, 3, 4]), token_ids, values, np.array([1, 2, 9, 1], np.int32))
+    return rows.with_none_positions(1)
+
+
+def test_numpy_columns_are_compact_and_the_callers_own() -> None:
+    flat = make_columns_case()
+    for part, starts, ids in ((flat, [0, 0, 2, 3, 4], [7, 3, 7, 9]), (flat[2:], [0, 1, 2], [7, 9])):
+        columns = part.to_numpy()
+        assert columns._fields == ("row_starts", "token_ids", "logprobs", "ranks")
+        assert [column.dtype for column in columns] == [np.int64, np.int32, np.float32, np.int32]
+        assert columns.row_starts.tolist() == starts and columns.token_ids.tolist() == ids
+        columns.logprobs[:] = 0  # theirs to change
+    assert flat[1][7].logprob == -0.5
+
+
+def test_numpy_columns_of_the_whole_vocabulary_are_in_reading_order() -> None:
+    values = np.array([[-3.0, -1.0, -2.0], [-0.5, -0.75, -9.0]], np.float32)
+    ranks = np.array([[3, 1, 2], [1, 2, 3]], np.int32)
+    columns = FlatLogprobs.from_full_rows(np.array([2, 0], np.int32), values, ranks).to_numpy()
+    assert columns.token_ids.tolist() == [2, 1, 0, 0, 1, 2]
+    assert columns.logprobs.tolist() == [-2.0, -1.0, -3.0, -0.5, -0.75, -9.0]
+    assert columns.ranks.tolist() == [2, 1, 3, 1, 2, 3]
+
+
+def test_an_arrow_table_has_a_row_a_position() -> None:
+    table = make_columns_case().to_arrow()
+    assert table.column_names == ["token_ids", "logprobs", "ranks"]
+    assert table["token_ids"].to_pylist() == [None, [7, 3], [7], [9]]
+    assert table["logprobs"].to_pylist() == [None, [-0.5, -1.5], [-np.inf], [-0.25]]
+    assert table["ranks"].to_pylist() == [None, [1, 2], [9], [1]]
+
+
+def test_without_pyarrow_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as if it were not installed
+    with pytest.raises(ImportError, match="pip install pyarrow"):
+        make_columns_case().to_arrow()

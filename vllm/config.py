@@ -122,6 +122,7 @@ class VllmConfig:
     scheduler_config: SchedulerConfig = SchedulerConfig()
     load_config: LoadConfig = LoadConfig()
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:1"
+    batch_invariant: bool = False  # values repeat bit for bit, or the worker refuses to start
 
     def with_max_model_len(self, max_model_len: int) -> "VllmConfig":
         """Return the same with the model length that the core settled on."""

@@ -12,7 +12,7 @@ VLLM_CPU_KVCACHE_SPACE          unset   GiB of KV cache on a CPU
 VLLM_CPU_OMP_THREADS_BIND       auto    cores to bind to, such as 0-1
 VLLM_LOGGING_LEVEL              INFO
 VLLM_CACHE_ROOT                 ~/.cache/vllm
-VLLM_BATCH_INVARIANT            0       1 is refused: not served yet
+VLLM_BATCH_INVARIANT            0       1: values repeat bit for bit whatever else runs (batch_invariant)
 VLLM_API_KEY                    unset   a key that the server asks for, besides --api-key
 VLLM_SERVER_DEV_MODE            0       1: the server has a developer's switches (sleep, reset_prefix_cache, …)
 VLLM_HTTP_TIMEOUT_KEEP_ALIVE    5       seconds that an idle connection stays open

@@ -4,6 +4,7 @@ A scored position reads as a dictionary from token id to `Logprob`: the chosen t
 token) first, then its alternatives. The dictionaries are made when somebody looks; the engine keeps flat arrays.
 """
 
+import importlib
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, overload
@@ -17,6 +18,7 @@ __all__ = [
     "FlatLogprobs",
     "Logprob",
     "LogprobArrays",
+    "LogprobColumns",
     "LogprobsOnePosition",
     "PromptLogprobs",
     "SampleLogprobs",
@@ -45,6 +47,15 @@ class LogprobArrays(NamedTuple):
     ranks: np.ndarray  # [num_entries] int32
 
 
+class LogprobColumns(NamedTuple):
+    """What `to_numpy` gives: row i is entries row_starts[i] … row_starts[i + 1] − 1, the chosen token first."""
+
+    row_starts: np.ndarray  # [num_rows + 1] int64, from 0
+    token_ids: np.ndarray  # [num_entries] int32
+    logprobs: np.ndarray  # [num_entries] float32
+    ranks: np.ndarray  # [num_entries] int32, 1 is the most likely
+
+
 class FlatLogprobs(MutableSequence["LogprobsOnePosition | None"]):
     """Scored positions that read like a list of dictionaries; a position without scores reads as None.
 
@@ -54,6 +65,10 @@ class FlatLogprobs(MutableSequence["LogprobsOnePosition | None"]):
     """
 
     __slots__ = ("_first_row", "_made_rows", "_packed", "_texts")
+    _made_rows: ArrayRows | ListRows | None
+    _packed: bytes | list[bytes] | PackedBlock  # set where the rows came packed, like the next two
+    _texts: TokenTexts | None
+    _first_row: int
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(
@@ -66,7 +81,7 @@ class FlatLogprobs(MutableSequence["LogprobsOnePosition | None"]):
         decoded_tokens: list[str | None] | None = None,
     ) -> None:
         given: Any = (start_indices, end_indices, token_ids, logprobs, ranks, decoded_tokens)
-        self._made_rows: ArrayRows | ListRows | None = ListRows(*([] if column is None else column for column in given))
+        self._made_rows = ListRows(*([] if column is None else column for column in given))
 
     # ------------------------------------------------------------ what the engine makes
 
@@ -209,6 +224,34 @@ class FlatLogprobs(MutableSequence["LogprobsOnePosition | None"]):
         rows = self._get_arrays().in_reading_order()
         assert rows.token_ids is not None
         return LogprobArrays(*map(_make_read_only, (rows.row_starts, rows.token_ids, rows.values, rows.ranks)))
+
+    def to_numpy(self) -> LogprobColumns:
+        """Return all positions as compact arrays of the caller's own, chosen token first."""
+        rows = self._get_arrays().in_reading_order()
+        assert rows.token_ids is not None
+        return LogprobColumns(*map(np.array, (rows.row_starts, rows.token_ids, rows.values, rows.ranks)))
+
+    def to_arrow(self) -> Any:
+        """Return a `pyarrow.Table` with a row a position: lists `token_ids`, `logprobs` and `ranks`.
+
+        The chosen token stands first; a position without scores is null.
+
+        Raises:
+            ImportError: pyarrow is not installed.
+        """
+        try:
+            # Not a dependency, and large: loaded only by who asks for it.
+            arrow = importlib.import_module("pyarrow")
+        except ModuleNotFoundError as error:
+            raise ImportError("to_arrow needs pyarrow: pip install pyarrow; to_numpy does without") from error
+        columns = self.to_numpy()
+        is_empty = arrow.array(np.diff(columns.row_starts) == 0)
+        starts = arrow.array(columns.row_starts)
+        lists = {
+            name: arrow.LargeListArray.from_arrays(starts, arrow.array(values), mask=is_empty)
+            for name, values in zip(columns._fields[1:], columns[1:], strict=True)
+        }
+        return arrow.table(lists)
 
     def to_list(self) -> list[LogprobsOnePosition | None]:
         """Return a plain list of dictionaries."""

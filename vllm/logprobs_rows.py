@@ -150,7 +150,11 @@ class ArrayRows:
         row = Row(ids, self.values[start:end], self.ranks[start:end])
         if self.chosen_at is None or start == end:
             return row
-        falling = np.argsort(row.ranks, kind="stable")
+        if self.token_ids is None:  # of the whole vocabulary each rank is there once: its place in the falling order
+            falling = np.empty(end - start, np.int64)
+            falling[row.ranks - 1] = ids
+        else:
+            falling = np.argsort(row.ranks, kind="stable")
         chosen = int(self.chosen_at[i]) - start
         order = np.concatenate(([chosen], falling[falling != chosen]))
         return Row(*(column[order] for column in row))

@@ -75,6 +75,10 @@ class EngineProcess:
             raise
         self._signal(signal.SIGSTOP)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def run(self, command: Mapping[str, object]) -> dict[str, float] | None:
         """Wake the engine, let it do `command`, and put it to sleep; None: not what this engine does."""
         self._signal(signal.SIGCONT)

@@ -50,23 +50,32 @@ struct AttentionTile {
   AttentionState state;
 };
 
+// Bytes that are read into the cache while something else is computed, some lines with every step of it.
+struct Fetching {
+  const char* next;
+  const char* end;
+  int lines_a_step;
+};
+
 // Some rows of x times some rows of weights, each of `size` numbers that start at the pointers.
 struct ProductTile {
-  const float* x;
+  const float* x;  // few rows: [num_rows, size]; panels: [size, num_rows]
   int64_t x_stride, num_rows;
-  const void* weight;  // for dots: float, bfloat16 or int8 as the kernel's name says; for panels see pack_*
+  const void* weight;  // few rows: float, bfloat16 or int8 as the kernel's name says; panels: float
   int64_t weight_stride, num_columns;
-  int64_t size, block_size;  // dots: sums run over a block, then over blocks
-  const char* fetched;       // dots: where the bytes lie that are read into the cache meanwhile, as many as weights
+  int64_t size, block_size;  // few rows: sums run over a block, then over blocks; panels: over all
   bool adds;                 // panels: to what the output holds
   const float* scale;        // [num_columns]; null: 1
   const float* bias;         // [num_columns]; null: 0
-  float* output;
-  int64_t output_stride;
+  float* output;             // few rows: [num_rows, num_columns]; panels: [num_columns, num_rows]
+  int64_t output_stride;     // few rows
+  Fetching* fetching;
 };
 
-// Columns of a panel of weights.
-inline constexpr int64_t kPanelColumns = 16;
+// Few rows of x are so many at most.
+inline constexpr int64_t kFewRows = 4;
+// Rows of x in a panel are so many at most, and a whole number of `product_lanes`.
+inline constexpr int64_t kPanelRows = 32;
 
 // Buckets of filtering, laid evenly over (max - logit) / temperature from 0 to 32; the last one holds the rest too.
 inline constexpr int64_t kNumBuckets = 1024;
@@ -95,16 +104,19 @@ struct Kernels {
   void (*rms_norm)(const float* x, float* residual, const float* weight, int64_t size, float eps, float* output);
   void (*rotate)(const float* x, const float* cos, const float* sin, int64_t dim, float* output);  // not in place
   void (*silu_and_multiply)(const float* gate, const float* up, int64_t size, float* output);
-  // Products as dot products with weights as they lie, best for few rows; num_columns is free.
-  void (*dot_float32)(const ProductTile& tile);
-  void (*dot_bfloat16)(const ProductTile& tile);
-  void (*dot_int8)(const ProductTile& tile);
-  // Products with a panel of weights, best for many rows; num_columns is kPanelColumns or less.
+  // Products with weights as they lie.
+  void (*multiply_few_float32)(const ProductTile& tile);
+  void (*multiply_few_bfloat16)(const ProductTile& tile);
+  void (*multiply_few_int8)(const ProductTile& tile);
+  // Products of a panel of x with weights as float32.
+  int64_t product_lanes;
   void (*multiply_panel)(const ProductTile& tile);
-  // Writes a panel [size, kPanelColumns] of columns that start at `weight`; `scratch` holds as many numbers.
-  void (*pack_float32)(const ProductTile& tile, float* scratch, float* panel);
-  void (*pack_bfloat16)(const ProductTile& tile, float* scratch, float* panel);
-  void (*pack_int8)(const ProductTile& tile, float* scratch, float* panel);
+  // wide[column][i] = weight[column][i]
+  void (*widen_float32)(const ProductTile& tile, float* wide, int64_t wide_stride);
+  void (*widen_bfloat16)(const ProductTile& tile, float* wide, int64_t wide_stride);
+  void (*widen_int8)(const ProductTile& tile, float* wide, int64_t wide_stride);
+  // turned[i][row] = rows[row][i] for a whole number of 8 rows
+  void (*turn_rows)(const float* const* rows, int64_t num_rows, int64_t size, int64_t turned_stride, float* turned);
 };
 
 // The table in use.

@@ -1,7 +1,7 @@
 // Products with weights: which part of the work is done when, and by which thread. The arithmetic is
 // variant/linear.h's.
 #include <algorithm>
-#include <cstring>
+#include <atomic>
 #include <new>
 
 #include "api.h"
@@ -11,122 +11,256 @@
 namespace vllm::cpu {
 namespace {
 
-// Up to here a dot product a weight row is faster, from there on panels are, which cost a transposition.
-constexpr int64_t kFewRows = 48;
-constexpr int64_t kDotColumns = 8;
-// Numbers that one sum of a dot product runs over before its lanes are added.
-constexpr int64_t kDotBlock = 1024;
-// Bytes that weights are fetched ahead at least.
-constexpr int64_t kMinAhead = 4096;
-// Numbers of a panel's columns: 20 KiB of a first-level cache of 32.
-constexpr int64_t kPanelBlock = 320;
-// Numbers of x that stay in a second-level cache of 512 KiB.
-constexpr int64_t kCachedNumbers = 65536;
-// The first-level caches of Zen can't read the same bank of two lines at once, so rows that are read side by side are
-// set off against each other. Dots: x by half a line against the weights. Panels: the rows of x by 8 bytes each.
-constexpr int64_t kLineNumbers = 16, kHalfLine = 8, kBankNumbers = 2;
+// Numbers of a block, a whole number of any kind's cache lines: a block of a panel is 24 KiB of a first-level
+// cache's 32.
+constexpr int64_t kMaxBlock = 192;
+constexpr int64_t kBlockUnit = 64;
+// Rows of x that are packed at once, which bounds the workspace.
+constexpr int64_t kMaxRows = 512;
+// From so many panels on the rows of weights are copied together: they may lie so that they push each other out of the
+// cache, and the copy costs an eighth of a vector's work.
+constexpr int64_t kManyPanels = 4;
+// Columns of a chunk: for many panels, so that reading a panel is a small part of using it; for fewer, so that two
+// chunks of weights (used and fetched) and the panels share a second-level cache of 512 KiB.
+constexpr int64_t kManyColumns = 96, kMaxColumns = 48, kMinColumns = 24;
+constexpr int64_t kChunkBytes = 128 << 10;
+// Bytes of a thread's first chunk that are fetched before anything else is done.
+constexpr int64_t kFirstBytes = 32 << 10, kFirstFewBytes = 8 << 10;
+constexpr int64_t kLineBytes = 64;
+// Numbers of a page: parts of the workspace start at one.
+constexpr int64_t kPage = 1024;
+// Numbers after each row of copied weights, so that rows do not lie on each other in the cache.
+constexpr int64_t kPadding = 16;
 
 struct Product {
   const float* x;
-  int64_t x_stride, num_rows, size;
+  int64_t x_stride, num_rows, size, block_size;
   const char* weight;
   int64_t weight_stride, weight_bytes;  // of one number
+  int64_t num_columns;
   const float* scale;
   const float* bias;
   float* output;
   int64_t output_stride;
-  void (*dot)(const ProductTile&);
-  void (*multiply_panel)(const ProductTile&);
-  void (*pack)(const ProductTile&, float*, float*);
+  void (*multiply_few)(const ProductTile&);
+  void (*widen)(const ProductTile&, float*, int64_t);
+  const Kernels* kernels;
+
+  const char* find_column(int64_t column) const { return weight + column * weight_stride * weight_bytes; }
 };
 
-int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
-
-// Blocks of one size but the last, a function of the length alone: sums are the same for any number of rows.
-int64_t choose_block(int64_t size, int64_t max_block) {
-  const int64_t num_blocks = std::max<int64_t>(1, (size + max_block - 1) / max_block);
-  return std::max(kLineNumbers, round_up((size + num_blocks - 1) / num_blocks, kLineNumbers));
-}
-
+int64_t divide_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit; }
+int64_t round_up(int64_t count, int64_t unit) { return divide_up(count, unit) * unit; }
 const float* offset(const float* p, int64_t count) { return p == nullptr ? nullptr : p + count; }
 
-// Uninitialised floats from a cache line's start.
-class AlignedFloats {
+// Blocks of one size but the last, a function of the length alone: sums are the same for any number of rows.
+int64_t choose_block(int64_t size) {
+  const int64_t num_blocks = std::max<int64_t>(1, divide_up(size, kMaxBlock));
+  return std::max(kBlockUnit, round_up(divide_up(size, num_blocks), kBlockUnit));
+}
+
+// Uninitialised floats from a cache line's start, kept from call to call.
+class Workspace {
  public:
-  explicit AlignedFloats(int64_t count)
-      : data_(static_cast<float*>(::operator new(static_cast<size_t>(count) * sizeof(float), kLine))) {}
-  ~AlignedFloats() { ::operator delete(data_, kLine); }
-  AlignedFloats(const AlignedFloats&) = delete;
-  AlignedFloats& operator=(const AlignedFloats&) = delete;
-  float* data() { return data_; }
+  Workspace() = default;
+  ~Workspace() { release(); }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  float* reserve(int64_t count) {
+    if (count > count_) {
+      release();
+      data_ = static_cast<float*>(::operator new(static_cast<size_t>(count) * sizeof(float), kAlignment));
+      count_ = count;
+    }
+    return data_;
+  }
 
  private:
-  static constexpr std::align_val_t kLine{64};
-  float* data_;
+  static constexpr std::align_val_t kAlignment{4096};
+  void release() {
+    ::operator delete(data_, kAlignment);
+    data_ = nullptr;
+    count_ = 0;
+  }
+  float* data_ = nullptr;
+  int64_t count_ = 0;
 };
 
-void copy_rows(const float* x, int64_t x_stride, int64_t num_rows, int64_t size, float* copy, int64_t stride) {
-  for (int64_t r = 0; r < num_rows; ++r) {
-    std::memcpy(copy + r * stride, x + r * x_stride, static_cast<size_t>(size) * sizeof(float));
+// Chunks of columns, which threads take one after the other; each thread knows its next one, and fetches it.
+class Chunks {
+ public:
+  Chunks(const Product& product, int64_t num_columns) : product_(product), num_columns_(num_columns) {}
+  int64_t count() const { return divide_up(product_.num_columns, num_columns_); }
+  int64_t take() { return next_.fetch_add(1, std::memory_order_relaxed); }
+  int64_t first(int64_t chunk) const { return std::min(chunk * num_columns_, product_.num_columns); }
+  int64_t end(int64_t chunk) const { return first(chunk + 1); }
+  Fetching fetch(int64_t chunk, int lines_a_step) const {
+    return {product_.find_column(first(chunk)), product_.find_column(end(chunk)), lines_a_step};
+  }
+
+ private:
+  const Product& product_;
+  int64_t num_columns_;
+  std::atomic<int64_t> next_{0};
+};
+
+void fetch_now(Fetching fetching, int64_t max_bytes) {
+  const char* end = std::min(fetching.end, fetching.next + max_bytes);
+  for (const char* p = fetching.next; p < end; p += kLineBytes) __builtin_prefetch(p);
+}
+
+// The weights go from memory into registers, once.
+void multiply_few_rows(const Product& p, int num_threads) {
+  // The columns that the kernel computes side by side; four of its steps use up a cache line of each.
+  const int64_t num_columns = p.weight_bytes == 4 ? 8 : 16;
+  Chunks chunks(p, num_columns);
+  parallel_for(num_threads, num_threads, [&](int64_t) {
+    int64_t chunk = chunks.take();
+    fetch_now(chunks.fetch(chunk, 1), kFirstFewBytes);
+    while (chunk < chunks.count()) {
+      const int64_t following = chunks.take(), column = chunks.first(chunk);
+      Fetching fetching = chunks.fetch(following, static_cast<int>(num_columns / 4));
+      ProductTile tile{};
+      tile.x = p.x;
+      tile.x_stride = p.x_stride;
+      tile.num_rows = p.num_rows;
+      tile.weight = p.find_column(column);
+      tile.weight_stride = p.weight_stride;
+      tile.num_columns = chunks.end(chunk) - column;
+      tile.size = p.size;
+      tile.block_size = p.block_size;
+      tile.scale = offset(p.scale, column);
+      tile.bias = offset(p.bias, column);
+      tile.output = p.output + column;
+      tile.output_stride = p.output_stride;
+      tile.fetching = &fetching;
+      p.multiply_few(tile);
+      chunk = following;
+    }
+  });
+}
+
+struct Panel {
+  int64_t row, num_rows, width;
+};
+
+// Panels as even as whole vectors allow.
+class Panels {
+ public:
+  Panels(int64_t num_rows, int64_t lanes)
+      : num_rows_(num_rows), lanes_(lanes), num_vectors_(divide_up(num_rows, lanes)) {
+    count_ = divide_up(num_vectors_, kPanelRows / lanes);
+  }
+  int64_t count() const { return count_; }
+  int64_t num_padded_rows() const { return num_vectors_ * lanes_; }
+  Panel operator[](int64_t i) const {
+    const int64_t row = num_vectors_ * i / count_ * lanes_, end = num_vectors_ * (i + 1) / count_ * lanes_;
+    return {row, std::min(end, num_rows_) - row, end - row};
+  }
+
+ private:
+  int64_t num_rows_, lanes_, num_vectors_, count_;
+};
+
+// [size, width] from `width` rows; those that are not there repeat the last one.
+void pack_panel(const Product& p, int64_t first_row, const Panel& panel, float* packed) {
+  const float* rows[kPanelRows];
+  for (int64_t r = 0; r < panel.width; ++r) {
+    rows[r] = p.x + (first_row + panel.row + std::min(r, panel.num_rows - 1)) * p.x_stride;
+  }
+  p.kernels->turn_rows(rows, panel.width, p.size, panel.width, packed);
+}
+
+// output[row][column] = sums[column][row]
+void write_outputs(const Product& p, const float* sums, int64_t width, int64_t num_rows, int64_t num_columns,
+                   float* output) {
+  int64_t column = 0;
+  for (; column + 16 <= num_columns; column += 16) {
+    const float* columns[16];
+    for (int64_t c = 0; c < 16; ++c) columns[c] = sums + (column + c) * width;
+    p.kernels->turn_rows(columns, 16, num_rows, p.output_stride, output + column);
+  }
+  for (; column < num_columns; ++column) {
+    for (int64_t r = 0; r < num_rows; ++r) output[r * p.output_stride + column] = sums[column * width + r];
   }
 }
 
-// Columns [first, end) for few rows: the weights go from memory into registers, once.
-void multiply_few_rows(const Product& p, int64_t first, int64_t end) {
-  const int64_t stride = round_up(p.size, kLineNumbers);
-  AlignedFloats copy(p.num_rows * stride + kHalfLine);
-  copy_rows(p.x, p.x_stride, p.num_rows, p.size, copy.data() + kHalfLine, stride);
-  ProductTile tile{};
-  tile.x = copy.data() + kHalfLine;
-  tile.x_stride = stride;
-  tile.num_rows = p.num_rows;
-  tile.weight_stride = p.weight_stride;
-  tile.size = p.size;
-  tile.block_size = choose_block(p.size, kDotBlock);
-  tile.output_stride = p.output_stride;
-  const int64_t row_bytes = p.weight_stride * p.weight_bytes;
-  for (int64_t column = first; column < end; column += kDotColumns) {
-    const char* weight = p.weight + column * row_bytes;
-    tile.weight = weight;
-    tile.fetched = weight + std::max(kDotColumns * row_bytes, kMinAhead);
-    tile.num_columns = std::min(kDotColumns, end - column);
-    tile.scale = offset(p.scale, column);
-    tile.bias = offset(p.bias, column);
-    tile.output = p.output + column;
-    p.dot(tile);
-  }
-}
+// Columns [first, end) for all panels: a block of numbers of a panel stays in the first-level cache while the weights
+// of these columns pass it, which stay in the second-level one for all panels.
+struct PanelWork {
+  const Product& p;
+  int64_t first_row;
+  const Panels& panels;
+  const float* x;
+  float* wide;  // [num_columns, block_size]; null: weights are read as they lie
+  float* sums;
 
-// Columns [first, end) for many rows: a block of numbers of x stays in the cache while all weights pass it, a panel at
-// a time.
-void multiply_many_rows(const Product& p, int64_t first, int64_t end) {
-  const int64_t block = choose_block(p.size, kPanelBlock), stride = block + kBankNumbers;
-  const int64_t max_rows = std::min(p.num_rows, kCachedNumbers / stride);
-  AlignedFloats x(max_rows * stride), scratch(kPanelColumns * block), panel(kPanelColumns * block);
-  for (int64_t row = 0; row < p.num_rows; row += max_rows) {
-    ProductTile tile{};
-    tile.num_rows = std::min(max_rows, p.num_rows - row);
-    tile.x = x.data();
-    tile.x_stride = stride;
-    tile.output_stride = p.output_stride;
-    for (int64_t at = 0; at < p.size; at += block) {
-      const bool is_last = at + block >= p.size;
-      tile.size = std::min(block, p.size - at);
+  void multiply(int64_t first, int64_t end, Fetching* fetching) const {
+    const int64_t num_columns = end - first;
+    int64_t at = 0;
+    do {  // once where there is nothing to add up
+      const bool is_last = at + p.block_size >= p.size;
+      ProductTile tile{};
+      tile.num_columns = num_columns;
+      tile.size = std::min(p.block_size, p.size - at);
       tile.adds = at > 0;
-      copy_rows(p.x + row * p.x_stride + at, p.x_stride, tile.num_rows, tile.size, x.data(), stride);
-      for (int64_t column = first; column < end; column += kPanelColumns) {
-        tile.num_columns = std::min(kPanelColumns, end - column);
-        tile.weight = p.weight + (column * p.weight_stride + at) * p.weight_bytes;
-        tile.weight_stride = p.weight_stride;
-        p.pack(tile, scratch.data(), panel.data());
-        tile.weight = panel.data();
-        tile.scale = is_last ? offset(p.scale, column) : nullptr;
-        tile.bias = is_last ? offset(p.bias, column) : nullptr;
-        tile.output = p.output + row * p.output_stride + column;
-        p.multiply_panel(tile);
+      tile.scale = is_last ? offset(p.scale, first) : nullptr;
+      tile.bias = is_last ? offset(p.bias, first) : nullptr;
+      tile.fetching = fetching;
+      tile.weight = p.find_column(first) + at * p.weight_bytes;
+      tile.weight_stride = p.weight_stride;
+      if (wide != nullptr) {
+        const int64_t stride = p.block_size + kPadding;
+        p.widen(tile, wide, stride);
+        tile.weight = wide;
+        tile.weight_stride = stride;
       }
+      for (int64_t i = 0; i < panels.count(); ++i) {
+        const Panel panel = panels[i];
+        tile.x = x + panel.row * p.size + at * panel.width;
+        tile.num_rows = panel.width;
+        tile.output = sums + panel.row * num_columns;
+        p.kernels->multiply_panel(tile);
+      }
+      at += p.block_size;
+    } while (at < p.size);
+    for (int64_t i = 0; i < panels.count(); ++i) {
+      const Panel panel = panels[i];
+      write_outputs(p, sums + panel.row * num_columns, panel.width, panel.num_rows, num_columns,
+                    p.output + (first_row + panel.row) * p.output_stride + first);
     }
   }
+};
+
+void multiply_panels(const Product& p, int64_t first_row, int64_t num_rows, int num_threads) {
+  static thread_local Workspace workspace;
+  const Panels panels(num_rows, p.kernels->product_lanes);
+  const bool has_many = panels.count() >= kManyPanels, is_direct = p.weight_bytes == 4 && !has_many;
+  const int64_t row_bytes = std::max<int64_t>(1, p.weight_stride * p.weight_bytes);
+  const int64_t fitting = kChunkBytes / row_bytes / kMinColumns * kMinColumns;
+  const int64_t num_columns = has_many ? kManyColumns : std::clamp(fitting, kMinColumns, kMaxColumns);
+  const int64_t num_x = round_up(panels.num_padded_rows() * p.size, kPage);
+  const int64_t num_wide = is_direct ? 0 : round_up(num_columns * (p.block_size + kPadding), kPage);
+  const int64_t num_sums = round_up(num_columns * panels.num_padded_rows(), kPage);
+  float* x = workspace.reserve(num_x + num_threads * (num_wide + num_sums));
+  Chunks chunks(p, num_columns);
+  // A step of the kernel is 16 numbers of 12 rows of weights and one vector, or fewer rows and more vectors.
+  const int64_t columns_a_step = std::max<int64_t>(1, 12 * p.kernels->product_lanes / panels[0].width);
+  const int lines_a_step = static_cast<int>(divide_up(columns_a_step * p.weight_bytes, 4 * panels.count()));
+  const auto pack = [&](int64_t i) { pack_panel(p, first_row, panels[i], x + panels[i].row * p.size); };
+  parallel_for(panels.count(), panels.count() > 1 ? num_threads : 1, pack);
+  parallel_for(num_threads, num_threads, [&](int64_t share) {
+    int64_t chunk = chunks.take();
+    fetch_now(chunks.fetch(chunk, 1), kFirstBytes);
+    float* wide = x + num_x + share * (num_wide + num_sums);
+    const PanelWork work{p, first_row, panels, x, is_direct ? nullptr : wide, wide + num_wide};
+    while (chunk < chunks.count()) {
+      const int64_t following = chunks.take();
+      Fetching fetching = chunks.fetch(following, lines_a_step);
+      work.multiply(chunks.first(chunk), chunks.end(chunk), &fetching);
+      chunk = following;
+    }
+  });
 }
 
 }  // namespace
@@ -149,34 +283,31 @@ int32_t vllm_linear(const float* x, int64_t x_stride, int64_t num_rows, int64_t 
   p.bias = bias;
   p.output = output;
   p.output_stride = output_stride;
-  p.multiply_panel = kernels.multiply_panel;
+  p.num_columns = num_columns;
+  p.block_size = choose_block(size);
+  p.kernels = &kernels;
   switch (weight_kind) {
     case kFloat32:
       p.weight_bytes = 4;
-      p.dot = kernels.dot_float32;
-      p.pack = kernels.pack_float32;
+      p.multiply_few = kernels.multiply_few_float32;
+      p.widen = kernels.widen_float32;
       break;
     case kBfloat16:
       p.weight_bytes = 2;
-      p.dot = kernels.dot_bfloat16;
-      p.pack = kernels.pack_bfloat16;
+      p.multiply_few = kernels.multiply_few_bfloat16;
+      p.widen = kernels.widen_bfloat16;
       break;
     default:
       p.weight_bytes = 1;
-      p.dot = kernels.dot_int8;
-      p.pack = kernels.pack_int8;
+      p.multiply_few = kernels.multiply_few_int8;
+      p.widen = kernels.widen_int8;
   }
-  const int64_t num_panels = (num_columns + kPanelColumns - 1) / kPanelColumns;
   const int64_t work = num_columns * size * std::max<int64_t>(1, num_rows / 8);
-  const int threads = static_cast<int>(std::min<int64_t>(num_panels, choose_threads(work, num_threads)));
+  const int threads = choose_threads(work, num_threads);
   return run_guarded([&] {
-    parallel_shares(num_panels, threads, [&](int64_t first_panel, int64_t end_panel) {
-      const int64_t first = first_panel * kPanelColumns, end = std::min(end_panel * kPanelColumns, num_columns);
-      if (num_rows <= kFewRows) {
-        multiply_few_rows(p, first, end);
-      } else {
-        multiply_many_rows(p, first, end);
-      }
-    });
+    if (num_rows <= kFewRows) return multiply_few_rows(p, threads);
+    for (int64_t row = 0; row < num_rows; row += kMaxRows) {
+      multiply_panels(p, row, std::min(kMaxRows, num_rows - row), threads);
+    }
   });
 }

@@ -4,8 +4,6 @@ A streaming server makes millions of tokens an hour; each object that the garbag
 again, by a collector that stops everything else.
 """
 
-import pathlib
-
 import pytest
 
 from benchmarks.simulated_engine import SimulatedEngine, Workload

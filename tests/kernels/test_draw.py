@@ -108,6 +108,23 @@ def test_removing_other_tokens_leaves_the_noise_of_the_rest(ops: SimpleNamespace
     assert int(ops.draw_rows(removed, *first_draw)[0]) % 2 == winner % 2
 
 
+def test_a_winner_whose_own_noise_is_all_that_lifts_it_is_found() -> None:
+    """Groups of tokens are passed over by a bound on their noise: it must hold for the largest noise there is."""
+    vocab_size = 4096
+    seeds, positions = torch.arange(300), torch.zeros(300, dtype=torch.int64)
+    noise = compute_noise(_custom_ops.philox_bits_reference(seeds, positions, vocab_size).numpy())
+    place = np.unravel_index(noise[:, 64:].argmax(), noise[:, 64:].shape)
+    draw, token = int(place[0]), int(place[1]) + 64
+    assert noise[draw, token] > 13, "a noise that is seldom so large"
+    row = torch.full((1, vocab_size), -INF)
+    row[0, 0] = noise[draw, token] - noise[draw, 0] - 1e-3
+    row[0, token] = 0.0
+    for sign, winner in ((1, token), (-1, 0)):
+        row[0, token] = sign * 2e-3 - 1e-3
+        drawn = _custom_ops.draw_rows(row, torch.zeros(1), seeds[draw : draw + 1], positions[:1])
+        assert int(drawn[0]) == winner
+
+
 def test_removed_tokens_nan_and_infinity(ops: SimpleNamespace) -> None:
     logits = torch.zeros(4, 200)
     logits[0] = -INF

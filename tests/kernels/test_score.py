@@ -223,6 +223,20 @@ def test_results_do_not_depend_on_the_number_of_threads(num_rows: int) -> None:
         assert all(map(torch.equal, alone, compute())), num_threads
 
 
+@pytest.mark.parametrize("num_threads", [1, 2, 8])
+def test_a_row_has_the_same_bits_alone_and_in_any_batch(num_threads: int) -> None:
+    """Few rows are cut into slices of the vocabulary, one a thread; many are not."""
+    logits = torch.randn(9, 49152, generator=torch.Generator().manual_seed(6)) * 4
+    chosen, num_top = torch.arange(9) * 4001, torch.full((9,), 7)
+    torch.set_num_threads(1)
+    together = _custom_ops.score_rows(logits, chosen, num_top, 7, False)
+    torch.set_num_threads(num_threads)
+    for first, end in ((0, 1), (1, 3), (3, 6), (6, 9)):
+        rows = slice(first, end)
+        part = _custom_ops.score_rows(logits[rows], chosen[rows], num_top[rows], 7, False)
+        assert all(torch.equal(whole[rows], some) for whole, some in zip(together, part, strict=True)), rows
+
+
 def test_instruction_sets_give_the_same_bits(on_each_variant: Callable[[Callable[[], Any]], list[Any]]) -> None:
     for vocab_size in (7, 511, 49152):
         logits, chosen, num_top = make_case(vocab_size)

@@ -10,8 +10,9 @@ from torch import nn
 
 from tests.model_executor.runner import PagedRunner, load
 from tests.tiny_models import load_tiny_reference, write_tiny_model
-from vllm import platforms
+from vllm import LLM, SamplingParams, platforms
 from vllm.model_executor.layers.norm import RMSNorm
+from vllm.model_executor.models import decoder_stack
 from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.v1.attention import make_attention_metadata
 
@@ -203,3 +204,42 @@ def test_scratch_grows_with_the_step_but_not_its_widest_part(model: LlamaForCaus
     assert 0 < count(1) < count(512) < count(1024)
     # Past 512 rows the feed-forward part is computed in turns: only the narrow rows grow.
     assert count(1024) - count(512) < count(512) - 512 * 4 * 3 * 80 + 4096
+
+
+def test_an_engine_looks_again_when_its_caller_may_have_changed_something(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two calls, and within one by collective_rpc; a look at every step would cost more than a layer."""
+    monkeypatch.setattr(decoder_stack, "MAX_SECONDS_BETWEEN_LOOKS", 1e9)
+    llm = LLM(str(write_tiny_model(tmp_path)), max_model_len=128, kv_cache_memory_bytes=1 << 20)
+    prompt, params = {"prompt_token_ids": [5, 6, 7]}, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    heard: list[int] = []
+
+    def listen(worker: Any) -> Any:
+        return worker.model_runner.model.model.layers[0].mlp.register_forward_hook(lambda *_: heard.append(1))
+
+    llm.generate(prompt, params, use_tqdm=False)
+    handle = listen(llm.llm_engine.model_executor.driver_worker)
+    llm.generate(prompt, params, use_tqdm=False)
+    assert len(heard) == 4
+    handle.remove()
+    llm.generate(prompt, params, use_tqdm=False)
+    assert len(heard) == 4
+    llm.llm_engine.add_request("a", prompt, params)
+    llm.llm_engine.step()
+    llm.collective_rpc(listen)
+    while llm.llm_engine.has_unfinished_requests():
+        llm.llm_engine.step()
+    assert len(heard) == 4 + 3
+    llm.shutdown()
+
+
+def test_a_caller_who_tells_of_changes_spares_the_looks(model: LlamaForCausalLM) -> None:
+    model.stack.look_again()
+    run(model, one_call=True, steps=SHORT)
+    handle = model.model.norm.register_forward_hook(lambda *_: None)
+    assert is_one_call(model), "nobody told"
+    model.stack.look_again()
+    assert not is_one_call(model)
+    handle.remove()
+    assert is_one_call(model), "where hooks are, every step looks whether they still are"

@@ -30,14 +30,16 @@ class Peak:
         self.is_over = True
         self.thread.join()
 
-llm = LLM(sys.argv[1], max_model_len=8192, kv_cache_memory_bytes=1 << 30, max_num_batched_tokens=2048, skip_tokenizer_init=True)
+options = {"kv_cache_memory_bytes": 1 << 30, "max_num_batched_tokens": 2048, "skip_tokenizer_init": True}
+llm = LLM(sys.argv[1], max_model_len=8192, **options)
 prompts = [{"prompt_token_ids": [(7 * i + 31 * j) % 150000 for i in range(8000)]} for j in range(4)]
-llm.generate({"prompt_token_ids": [1, 2, 3]}, SamplingParams(max_tokens=1, prompt_logprobs=1, detokenize=False), use_tqdm=False)
 plain = SamplingParams(max_tokens=1, temperature=0, detokenize=False, skip_reading_prefix_cache=True)
 with Peak() as without:
     llm.generate(prompts, plain, use_tqdm=False)
 asked = SamplingParams(max_tokens=1, temperature=0, detokenize=False, prompt_logprobs=1)
+llm.generate({"prompt_token_ids": [1, 2, 3]}, asked, use_tqdm=False)
 for name in ("cold", "cached"):
+    outputs = None
     with Peak() as with_scores:
         outputs = llm.generate(prompts, asked, use_tqdm=False)
     answer = sum(array.nbytes for out in outputs for array in out.prompt_logprobs.to_arrays())
@@ -46,6 +48,7 @@ for name in ("cold", "cached"):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_four_long_prompts_over_a_large_vocabulary_take_the_workspace_and_no_more(tmp_path: pathlib.Path) -> None:
     folder = write_tiny_model(
         tmp_path / "model",

@@ -67,6 +67,9 @@ class EngineArgs:
     # ---- logprobs
     max_logprobs: int = _served(20, "the most logprobs a request may ask for; -1 lifts the cap")
     logprobs_mode: str = _served("raw_logprobs", "which values logprobs are, unless a request says otherwise")
+    batch_invariant: bool | None = _served(
+        None, "values repeat bit for bit, whatever else runs; on a CPU (VLLM_BATCH_INVARIANT)"
+    )
     # ---- where and with how much
     device: str = _served("auto", "auto, cpu, cuda or cuda:N")
     block_size: int | None = _served(None, "positions in a block of the KV cache (16)")

@@ -43,12 +43,6 @@ UNIT_SIZES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2
 
 def build_vllm_config(args: dict[str, Any]) -> VllmConfig:
     """Return the configuration for the served arguments `args` of `EngineArgs`, by their names."""
-    if envs.batch_invariant():
-        raise VLLMUnsupportedError(
-            "VLLM_BATCH_INVARIANT is not supported: values repeat to 1e-4, not yet bit for bit; unset it",
-            parameter="VLLM_BATCH_INVARIANT",
-            value=envs.batch_invariant(),
-        )
     dtype = _choose(args, "dtype", str(args["dtype"]).removeprefix("torch."), DTYPE_NAMES)
     load_format = _choose(args, "load_format", args["load_format"], LOAD_FORMATS)
     device = _check_device(args["device"])
@@ -87,6 +81,7 @@ def build_vllm_config(args: dict[str, Any]) -> VllmConfig:
         scheduler_config=_build_scheduler_config(args, max_model_len, device),
         load_config=LoadConfig(load_format=load_format, download_dir=args["download_dir"], hf_token=hf_token),
         device=device,
+        batch_invariant=bool(envs.batch_invariant() if args["batch_invariant"] is None else args["batch_invariant"]),
     )
 
 

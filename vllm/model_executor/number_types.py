@@ -15,10 +15,13 @@ class NumberTypes(NamedTuple):
     compute: torch.dtype
 
 
-def choose_number_types(dtype: torch.dtype, quantization: str | None, device: str) -> NumberTypes:
+def choose_number_types(
+    dtype: torch.dtype, quantization: str | None, device: str, *, batch_invariant: bool = False
+) -> NumberTypes:
     """Return the types of a model whose resolved dtype is `dtype`, on `device` ("cpu", "cuda", …).
 
-    A CPU without bfloat16 units keeps such weights narrow, which halves what a step reads, and computes in float32.
+    A CPU without bfloat16 units keeps such weights narrow, which halves what a step reads, and computes in float32; so
+    does any CPU in batch-invariant mode, since the units' products are not ours.
 
     Raises:
         ModelLoadError: int8 weights off the CPU.
@@ -27,6 +30,7 @@ def choose_number_types(dtype: torch.dtype, quantization: str | None, device: st
         if device != "cpu":
             raise ModelLoadError(f"quantization='int8' is served on the CPU only; the device is {device}")
         return NumberTypes(torch.int8, torch.float32)
-    if device == "cpu" and dtype == torch.bfloat16 and not platforms.has_fast_dtype("bfloat16", device):
+    is_narrow = device == "cpu" and dtype == torch.bfloat16
+    if is_narrow and (batch_invariant or not platforms.has_fast_dtype("bfloat16", device)):
         return NumberTypes(torch.bfloat16, torch.float32)
     return NumberTypes(dtype, dtype)

@@ -37,6 +37,13 @@ class WeightSlot(NamedTuple):
             return self.module.write_rows(tensor.detach(), self.first_row)
         copy_numbers(tensor.detach(), parameter.data[self.first_row : self.first_row + self.shape[0]])
 
+    def find_memory(self) -> torch.Tensor | None:
+        """Return the slot's memory where that of a weight can be read straight into it: float numbers on a CPU."""
+        parameter = getattr(self.module, self.parameter)
+        rows = parameter.data[self.first_row : self.first_row + self.shape[0]]
+        is_plain = parameter.device.type == "cpu" and parameter.dtype != torch.int8 and rows.is_contiguous()
+        return rows if is_plain else None
+
 
 def copy_numbers(source: torch.Tensor, target: torch.Tensor) -> None:  # any shape, the same for both
     """Copy between dtypes and devices; plain copies on the CPU by one thread.

@@ -1,4 +1,4 @@
-// Two 128-bit vectors of running sums, for products with weights.
+// Two 128-bit vectors of sums, for products with weights.
 #pragma once
 
 #include <cstdint>
@@ -9,44 +9,69 @@
 namespace vllm::cpu::portable {
 
 constexpr int64_t kSumLanes = 8;
-// Rows of x that meet 4 rows of weights at once; 16 registers of 128 bits hold little more.
-constexpr int kProductRows = 1;
+// Sums of a register block: 12 of the 128-bit registers.
+constexpr int kBlockSums = 6;
 
 struct Sums {
   Float4 half[2];
 };
 
+inline float widen(float x) { return x; }
+inline float widen(uint16_t x) {  // bfloat16
+  const uint32_t word = static_cast<uint32_t>(x) << 16;
+  float wide;
+  std::memcpy(&wide, &word, sizeof wide);
+  return wide;
+}
+inline float widen(int8_t x) { return static_cast<float>(x); }
+
+template <typename Weight>
+inline Sums load_numbers(const Weight* p) {
+  Sums r;
+  for (int i = 0; i < 4; ++i) r.half[0][i] = widen(p[i]);
+  for (int i = 0; i < 4; ++i) r.half[1][i] = widen(p[4 + i]);
+  return r;
+}
 inline Sums load_numbers(const float* p) {
   Sums r;
   std::memcpy(&r, p, sizeof r);
   return r;
 }
-inline Sums load_numbers(const uint16_t* p) {  // bfloat16
-  uint32_t words[kSumLanes];
-  for (int i = 0; i < kSumLanes; ++i) words[i] = static_cast<uint32_t>(p[i]) << 16;
-  Sums r;
-  std::memcpy(&r, words, sizeof r);
-  return r;
-}
-inline Sums load_numbers(const int8_t* p) {
-  float numbers[kSumLanes];
-  for (int i = 0; i < kSumLanes; ++i) numbers[i] = static_cast<float>(p[i]);
-  return load_numbers(numbers);
-}
 inline void store_numbers(float* p, Sums a) { std::memcpy(p, &a, sizeof a); }
-inline Sums zero_sums() { return {}; }
+inline Sums spread_number(float x) {
+  const Float4 all = {x, x, x, x};
+  return {{all, all}};
+}
 inline Sums multiply_add(Sums a, Sums b, Sums c) {
   return {{a.half[0] * b.half[0] + c.half[0], a.half[1] * b.half[1] + c.half[1]}};
 }
+inline Sums operator*(Sums a, Sums b) { return {{a.half[0] * b.half[0], a.half[1] * b.half[1]}}; }
+inline Sums operator+(Sums a, Sums b) { return {{a.half[0] + b.half[0], a.half[1] + b.half[1]}}; }
 
-// The sum of the lanes of each of the four, in one fixed order.
-inline Float4 add_lanes(const Sums sums[4]) {
-  Float4 totals;
-  for (int i = 0; i < 4; ++i) {
-    const Float4 low = sums[i].half[0], high = sums[i].half[1];
-    totals[i] = ((low[0] + low[1]) + (low[2] + low[3])) + ((high[0] + high[1]) + (high[2] + high[3]));
+// One number of each of 8 columns.
+using Columns = Sums;
+
+inline Columns load_columns(const float* p) { return load_numbers(p); }
+inline void store_columns(float* p, Columns a) { store_numbers(p, a); }
+inline Columns spread_column(float x) { return spread_number(x); }
+inline Columns multiply_add_columns(Columns a, Columns b, Columns c) { return multiply_add(a, b, c); }
+
+// 16 bytes of each of 8 rows as vectors of columns.
+template <typename Weight>
+struct Turned {
+  static constexpr int kCount = 16 / static_cast<int>(sizeof(Weight));
+  const Weight* const* rows;
+  int64_t at;
+
+  Turned(const Weight* const all_rows[8], int64_t first) : rows(all_rows), at(first) {}
+
+  // The i-th number of each row.
+  Columns operator[](int i) const {
+    Columns columns;
+    for (int c = 0; c < 4; ++c) columns.half[0][c] = widen(rows[c][at + i]);
+    for (int c = 0; c < 4; ++c) columns.half[1][c] = widen(rows[4 + c][at + i]);
+    return columns;
   }
-  return totals;
-}
+};
 
 }  // namespace vllm::cpu::portable

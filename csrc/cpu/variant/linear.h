@@ -1,206 +1,282 @@
-// Products of rows of x with rows of weights. Included once per instruction set, after simd/dot_*.h and attention.h.
+// Products of rows of x with rows of weights. Included once per instruction set, after simd/dot_*.h.
 //
-// Each output is summed in one fixed order whatever is computed beside it. Dots: over a block of `block_size` numbers
-// each lane adds its own, then the lanes are added, then the blocks in rising order. Panels: number by number, then the
-// blocks. Narrow weights are widened without rounding.
+// Every output is summed in one order, whichever kernel makes it and whatever is computed beside it: number by number
+// over a block, from 0; then block after block; then times scale, plus bias. Few rows: the weights are turned into
+// vectors of columns in registers. Panels: the lanes are rows of x. Narrow weights are widened without rounding.
 #include <cstdint>
 
 namespace vllm::cpu::VLLM_VARIANT {
 
-// Rows of weights that are read side by side.
-constexpr int kProductColumns = 4;
-
-// The last, partial vector of a row, padded with 0.
-template <typename Number>
-inline Sums load_rest(const Number* p, int64_t count) {
-  Number padded[kSumLanes] = {};
-  for (int64_t i = 0; i < count; ++i) padded[i] = p[i];
-  return load_numbers(padded);
+// (A stream a row was 1.5 times as slow as one in memory's order, and bursts 10 % slower than even steps.)
+inline void fetch_step(Fetching* fetching) {
+  if (fetching->next >= fetching->end) return;
+  for (int line = 0; line < fetching->lines_a_step; ++line) {
+    __builtin_prefetch(fetching->next + line * 64);
+  }
+  fetching->next += fetching->lines_a_step * 64;
 }
 
-// The numbers of one row that belong to the 4 columns of a block.
-using Four = float __attribute__((vector_size(16)));
-
-inline Four load_four(const float* p, int64_t count) {
-  Four four = {};
-  if (count == kProductColumns) {
-    __builtin_memcpy(&four, p, sizeof four);
-  } else {
-    for (int64_t c = 0; c < count; ++c) four[c] = p[c];
-  }
-  return four;
-}
-inline void store_four(float* p, int64_t count, Four four) {
-  if (count == kProductColumns) {
-    __builtin_memcpy(p, &four, sizeof four);
-  } else {
-    for (int64_t c = 0; c < count; ++c) p[c] = four[c];
-  }
+inline float widen_number(float x) { return x; }
+inline float widen_number(int8_t x) { return static_cast<float>(x); }
+inline float widen_number(uint16_t x) {  // bfloat16
+  const uint32_t word = static_cast<uint32_t>(x) << 16;
+  float wide;
+  __builtin_memcpy(&wide, &word, sizeof wide);
+  return wide;
 }
 
-// What is read into the cache during a tile: one stream in memory's order, spread evenly over the tile's steps. (A
-// stream a row was 1.5 times as slow; fetching all of it with the first rows left the memory idle for the others.)
-struct Fetcher {
-  const char* next;
-  const char* end;
-  int lines_a_step;
-};
-constexpr int64_t kLineBytes = 64;
-
-// Adds kRows x 4 dot products over `size` numbers to totals.
-template <int kRows, typename Weight>
-inline void add_dots(const float* const x[kRows], const Weight* const weights[kProductColumns], int64_t size,
-                     Fetcher* fetcher, Four totals[kRows]) {
-  constexpr int64_t kLineNumbers = kLineBytes / static_cast<int64_t>(sizeof(Weight));
-  // Loops this short end where the branch predictor expects it.
-  constexpr int64_t kUnrolled = 4 * kSumLanes;
-  Sums sums[kRows][kProductColumns];
-  for (int r = 0; r < kRows; ++r) {
-    for (int c = 0; c < kProductColumns; ++c) sums[r][c] = zero_sums();
-  }
-  const auto step = [&](const auto& read, int64_t i) {
-    Sums rows[kRows];
-    for (int r = 0; r < kRows; ++r) rows[r] = read(x[r] + i);
-    for (int c = 0; c < kProductColumns; ++c) {
-      const Sums weight = read(weights[c] + i);
-      for (int r = 0; r < kRows; ++r) sums[r][c] = multiply_add(rows[r], weight, sums[r][c]);
+// Adds the products with 16 bytes of each of kGroups times 8 rows of weights.
+template <int kRows, int kGroups, typename Weight>
+inline void turn_and_add(const ProductTile& tile, const Weight* const weights[kGroups][8], int64_t at,
+                         Columns sums[kGroups][kRows]) {
+  if constexpr (kGroups == 1) {
+    const Turned<Weight> turned(weights[0], at);
+#pragma GCC unroll 16
+    for (int i = 0; i < Turned<Weight>::kCount; ++i) {
+      const Columns columns = turned[i];
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        sums[0][r] = multiply_add_columns(spread_column(tile.x[r * tile.x_stride + at + i]), columns, sums[0][r]);
+      }
     }
-  };
-  const auto whole = [](const auto* p) { return load_numbers(p); };
-  int64_t i = 0;
-  for (; fetcher->next < fetcher->end && i + kLineNumbers <= size; i += kLineNumbers) {
-    for (int line = 0; line < fetcher->lines_a_step; ++line) __builtin_prefetch(fetcher->next + line * kLineBytes);
-    fetcher->next += fetcher->lines_a_step * kLineBytes;
-    for (int64_t j = 0; j < kLineNumbers; j += kSumLanes) step(whole, i + j);
+  } else {
+    static_assert(kGroups == 2);
+    const Turned<Weight> left(weights[0], at), right(weights[1], at);
+#pragma GCC unroll 16
+    for (int i = 0; i < Turned<Weight>::kCount; ++i) {
+      const Columns left_columns = left[i], right_columns = right[i];
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const Columns number = spread_column(tile.x[r * tile.x_stride + at + i]);
+        sums[0][r] = multiply_add_columns(number, left_columns, sums[0][r]);
+        sums[1][r] = multiply_add_columns(number, right_columns, sums[1][r]);
+      }
+    }
   }
-  for (; i + kUnrolled <= size; i += kUnrolled) {
-    for (int64_t j = 0; j < kUnrolled; j += kSumLanes) step(whole, i + j);
-  }
-  for (; i + kSumLanes <= size; i += kSumLanes) step(whole, i);
-  if (i < size) step([rest = size - i](const auto* p) { return load_rest(p, rest); }, i);
-  for (int r = 0; r < kRows; ++r) totals[r] += add_lanes(sums[r]);
 }
 
-// Outputs of kRows rows of x and up to 4 rows of weights.
-template <int kRows, typename Weight>
-inline void dot_block(const ProductTile& tile, int64_t row, int64_t column, Fetcher* fetcher) {
-  const int64_t num_columns = tile.num_columns - column < kProductColumns ? tile.num_columns - column : kProductColumns;
-  const auto* base = static_cast<const Weight*>(tile.weight) + column * tile.weight_stride;
-  const Weight* weights[kProductColumns];
-  for (int64_t c = 0; c < kProductColumns; ++c) {
-    weights[c] = base + (c < num_columns ? c : num_columns - 1) * tile.weight_stride;
+// Outputs of kRows rows of x and kGroups times 8 columns; of the last group, `last_columns` are there.
+template <int kRows, int kGroups, typename Weight>
+inline void multiply_few_block(const ProductTile& tile, int64_t column, int64_t last_columns) {
+  constexpr int64_t kStep = 16 / static_cast<int64_t>(sizeof(Weight));  // numbers of one visit
+  constexpr int64_t kLine = 4 * kStep;
+  const Weight* weights[kGroups][8];
+  const auto* base = static_cast<const Weight*>(tile.weight);
+#pragma GCC unroll 8
+  for (int g = 0; g < kGroups; ++g) {
+    for (int c = 0; c < 8; ++c) {
+      // Columns that are not there repeat the last one.
+      const int64_t there = g == kGroups - 1 && c >= last_columns ? last_columns - 1 : c;
+      weights[g][c] = base + (column + 8 * g + there) * tile.weight_stride;
+    }
   }
-  float* output = tile.output + row * tile.output_stride + column;
-  const float* x[kRows];
-  Four totals[kRows] = {};
-  for (int r = 0; r < kRows; ++r) x[r] = tile.x + (row + r) * tile.x_stride;
+  Columns totals[kGroups][kRows];
+#pragma GCC unroll 8
+  for (int g = 0; g < kGroups; ++g) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) totals[g][r] = spread_column(0.0f);
+  }
   for (int64_t first = 0; first < tile.size; first += tile.block_size) {
-    const int64_t size = tile.size - first < tile.block_size ? tile.size - first : tile.block_size;
-    add_dots<kRows, Weight>(x, weights, size, fetcher, totals);
-    for (int r = 0; r < kRows; ++r) x[r] += size;
-    for (int c = 0; c < kProductColumns; ++c) weights[c] += size;
+    const int64_t end = first + tile.block_size < tile.size ? first + tile.block_size : tile.size;
+    Columns sums[kGroups][kRows];
+#pragma GCC unroll 8
+    for (int g = 0; g < kGroups; ++g) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) sums[g][r] = spread_column(0.0f);
+    }
+    const auto add = [&](int g, int64_t i, Columns columns) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        sums[g][r] = multiply_add_columns(spread_column(tile.x[r * tile.x_stride + i]), columns, sums[g][r]);
+      }
+    };
+    int64_t at = first;
+    for (; at + kLine <= end; at += kLine) {
+      for (int64_t step = at; step < at + kLine; step += kStep) {
+        fetch_step(tile.fetching);
+        turn_and_add<kRows, kGroups, Weight>(tile, weights, step, sums);
+      }
+    }
+    for (; at < end; ++at) {
+#pragma GCC unroll 8
+      for (int g = 0; g < kGroups; ++g) {
+        float numbers[8];
+        for (int c = 0; c < 8; ++c) numbers[c] = widen_number(weights[g][c][at]);
+        add(g, at, load_columns(numbers));
+      }
+    }
+#pragma GCC unroll 8
+    for (int g = 0; g < kGroups; ++g) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) totals[g][r] = first == 0 ? sums[g][r] : totals[g][r] + sums[g][r];
+    }
   }
-  const Four bias = tile.bias == nullptr ? Four{} : load_four(tile.bias + column, num_columns);
-  const Four scale = tile.scale == nullptr ? Four{1, 1, 1, 1} : load_four(tile.scale + column, num_columns);
-  for (int r = 0; r < kRows; ++r) {
-    store_four(output + r * tile.output_stride, num_columns, totals[r] * scale + bias);
+#pragma GCC unroll 8
+  for (int g = 0; g < kGroups; ++g) {
+    const int64_t count = g == kGroups - 1 ? last_columns : 8, at = column + 8 * g;
+    const auto load_some = [count](const float* p) {
+      float numbers[8] = {};
+      for (int64_t c = 0; c < count; ++c) numbers[c] = p[c];
+      return load_columns(count == 8 ? p : numbers);
+    };
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      Columns result = totals[g][r];
+      if (tile.scale != nullptr) result = result * load_some(tile.scale + at);
+      if (tile.bias != nullptr) result = result + load_some(tile.bias + at);
+      float* output = tile.output + r * tile.output_stride + at;
+      if (count == 8) {
+        store_columns(output, result);
+      } else {
+        float numbers[8];
+        store_columns(numbers, result);
+        for (int64_t c = 0; c < count; ++c) output[c] = numbers[c];
+      }
+    }
   }
 }
 
 template <int kRows, typename Weight>
-inline void dot_rows(const ProductTile& tile, int64_t row, Fetcher* fetcher) {
-  for (int64_t column = 0; column < tile.num_columns; column += kProductColumns) {
-    dot_block<kRows, Weight>(tile, row, column, fetcher);
+inline void multiply_few_rows(const ProductTile& tile) {
+  // The next addition to a sum waits for the last; with narrow weights two groups at once keep up with the memory.
+  constexpr int kGroups = sizeof(Weight) == 4 ? 1 : 2;
+  int64_t column = 0;
+  for (; column + 8 * kGroups <= tile.num_columns; column += 8 * kGroups) {
+    multiply_few_block<kRows, kGroups, Weight>(tile, column, 8);
   }
-}
-
-template <int kRows, typename Weight>
-inline void dot_last_rows(const ProductTile& tile, int64_t row, Fetcher* fetcher) {
-  if (tile.num_rows - row == kRows) {
-    dot_rows<kRows, Weight>(tile, row, fetcher);
-  } else if constexpr (kRows > 1) {
-    dot_last_rows<kRows - 1, Weight>(tile, row, fetcher);
+  for (; column < tile.num_columns; column += 8) {
+    const int64_t rest = tile.num_columns - column;
+    multiply_few_block<kRows, 1, Weight>(tile, column, rest < 8 ? rest : 8);
   }
 }
 
 template <typename Weight>
-inline void dot_tile(const ProductTile& tile) {
-  const int64_t num_passes = (tile.num_rows + kProductRows - 1) / kProductRows;
-  const int64_t num_bytes = tile.num_columns * tile.weight_stride * static_cast<int64_t>(sizeof(Weight));
-  Fetcher fetcher{tile.fetched, tile.fetched + num_bytes,
-                  static_cast<int>((kProductColumns + num_passes - 1) / num_passes)};
-  int64_t row = 0;
-  for (; row + kProductRows <= tile.num_rows; row += kProductRows) dot_rows<kProductRows, Weight>(tile, row, &fetcher);
-  dot_last_rows<kProductRows, Weight>(tile, row, &fetcher);
-}
-
-inline void dot_float32(const ProductTile& tile) { dot_tile<float>(tile); }
-inline void dot_bfloat16(const ProductTile& tile) { dot_tile<uint16_t>(tile); }
-inline void dot_int8(const ProductTile& tile) { dot_tile<int8_t>(tile); }
-
-template <int kCount>
-inline void multiply_panel_block(const ProductTile& tile, int64_t row) {
-  float* output = tile.output + row * tile.output_stride;
-  const bool is_whole = tile.num_columns == kPanelColumns;
-  const auto read = [&](const float* p) { return is_whole ? load(p) : load_tail(p, tile.num_columns, 0.0f); };
-  Floats sums[kCount];
-  for (int r = 0; r < kCount; ++r) sums[r] = broadcast(0.0f);
-  const float* x = tile.x + row * tile.x_stride;
-  const auto* panel = static_cast<const float*>(tile.weight);
-  for (int64_t i = 0; i < tile.size; ++i) {
-    const Floats weights = load(panel + i * kPanelColumns);
-    for (int r = 0; r < kCount; ++r) sums[r] = multiply_add(broadcast(x[r * tile.x_stride + i]), weights, sums[r]);
+inline void multiply_few(const ProductTile& tile) {
+  switch (tile.num_rows) {
+    case 1:
+      return multiply_few_rows<1, Weight>(tile);
+    case 2:
+      return multiply_few_rows<2, Weight>(tile);
+    case 3:
+      return multiply_few_rows<3, Weight>(tile);
+    default:
+      return multiply_few_rows<4, Weight>(tile);
   }
-  for (int r = 0; r < kCount; ++r) {
-    // Blocks are summed apart and then added, which keeps rounding small.
-    if (tile.adds) sums[r] = sums[r] + read(output + r * tile.output_stride);
-    if (tile.scale != nullptr) sums[r] = sums[r] * read(tile.scale);
-    if (tile.bias != nullptr) sums[r] = sums[r] + read(tile.bias);
-    if (is_whole) {
-      store(output + r * tile.output_stride, sums[r]);
+}
+inline void multiply_few_float32(const ProductTile& tile) { multiply_few<float>(tile); }
+inline void multiply_few_bfloat16(const ProductTile& tile) { multiply_few<uint16_t>(tile); }
+inline void multiply_few_int8(const ProductTile& tile) { multiply_few<int8_t>(tile); }
+
+// kColumns rows of weights times kVectors vectors of rows of x.
+template <int kVectors, int kColumns>
+inline void multiply_panel_block(const ProductTile& tile, int64_t column) {
+  constexpr int64_t kStep = 16, kWidth = kVectors * kSumLanes;
+  const float* weights[kColumns];
+  for (int c = 0; c < kColumns; ++c) {
+    weights[c] = static_cast<const float*>(tile.weight) + (column + c) * tile.weight_stride;
+  }
+  Sums sums[kColumns][kVectors];
+  for (int c = 0; c < kColumns; ++c) {
+    for (int v = 0; v < kVectors; ++v) sums[c][v] = spread_number(0.0f);
+  }
+  const float* x = tile.x;
+  const auto step = [&](int64_t i) {
+    if constexpr (kVectors > kColumns) {
+      Sums numbers[kColumns];
+      for (int c = 0; c < kColumns; ++c) numbers[c] = spread_number(weights[c][i]);
+      for (int v = 0; v < kVectors; ++v) {
+        const Sums rows = load_numbers(x + i * kWidth + v * kSumLanes);
+        for (int c = 0; c < kColumns; ++c) sums[c][v] = multiply_add(numbers[c], rows, sums[c][v]);
+      }
     } else {
-      store_head(output + r * tile.output_stride, tile.num_columns, sums[r]);
+      Sums rows[kVectors];
+      for (int v = 0; v < kVectors; ++v) rows[v] = load_numbers(x + i * kWidth + v * kSumLanes);
+      for (int c = 0; c < kColumns; ++c) {
+        const Sums number = spread_number(weights[c][i]);
+        for (int v = 0; v < kVectors; ++v) sums[c][v] = multiply_add(number, rows[v], sums[c][v]);
+      }
+    }
+  };
+  int64_t at = 0;
+  for (; at + kStep <= tile.size; at += kStep) {
+    fetch_step(tile.fetching);
+    for (int64_t i = 0; i < kStep; i += 4) {
+      step(at + i);
+      step(at + i + 1);
+      step(at + i + 2);
+      step(at + i + 3);
     }
   }
+  for (; at < tile.size; ++at) step(at);
+  float* output = tile.output + column * kWidth;
+  for (int c = 0; c < kColumns; ++c) {
+    for (int v = 0; v < kVectors; ++v) {
+      float* place = output + c * kWidth + v * kSumLanes;
+      Sums result = sums[c][v];
+      if (tile.adds) result = load_numbers(place) + result;
+      if (tile.scale != nullptr) result = result * spread_number(tile.scale[column + c]);
+      if (tile.bias != nullptr) result = result + spread_number(tile.bias[column + c]);
+      store_numbers(place, result);
+    }
+  }
+}
+
+template <int kVectors, int kColumns>
+inline void multiply_last_columns(const ProductTile& tile, int64_t column) {
+  if (tile.num_columns - column == kColumns) {
+    multiply_panel_block<kVectors, kColumns>(tile, column);
+  } else if constexpr (kColumns > 1) {
+    multiply_last_columns<kVectors, kColumns - 1>(tile, column);
+  }
+}
+
+template <int kVectors>
+inline void multiply_panel_columns(const ProductTile& tile) {
+  constexpr int kColumns = kBlockSums / kVectors < 12 ? kBlockSums / kVectors : 12;
+  int64_t column = 0;
+  for (; column + kColumns <= tile.num_columns; column += kColumns) {
+    multiply_panel_block<kVectors, kColumns>(tile, column);
+  }
+  multiply_last_columns<kVectors, kColumns>(tile, column);
 }
 
 inline void multiply_panel(const ProductTile& tile) {
-  for_each_block(tile.num_rows,
-                 [&](auto rows, int64_t first) { multiply_panel_block<decltype(rows)::value>(tile, first); });
-}
-
-inline void pack_float32(const ProductTile& tile, float*, float* panel) {
-  const float* rows[kPanelColumns];
-  for (int64_t c = 0; c < kPanelColumns; ++c) {
-    // Columns that are not there repeat the last one.
-    rows[c] =
-        static_cast<const float*>(tile.weight) + (c < tile.num_columns ? c : tile.num_columns - 1) * tile.weight_stride;
+  switch (tile.num_rows / kSumLanes) {
+    case 1:
+      return multiply_panel_columns<1>(tile);
+    case 2:
+      return multiply_panel_columns<2>(tile);
+    case 3:
+      if constexpr (kSumLanes * 3 <= kPanelRows) return multiply_panel_columns<3>(tile);
+      return;
+    default:
+      if constexpr (kSumLanes * 4 <= kPanelRows) return multiply_panel_columns<4>(tile);
   }
-  transpose(rows, kPanelColumns, tile.size, kPanelColumns, panel);
 }
 
 template <typename Weight>
-inline void pack_narrow(const ProductTile& tile, float* scratch, float* panel) {
+inline void widen_rows(const ProductTile& tile, float* wide, int64_t wide_stride) {
   for (int64_t c = 0; c < tile.num_columns; ++c) {
     const Weight* narrow = static_cast<const Weight*>(tile.weight) + c * tile.weight_stride;
-    float* wide = scratch + c * tile.size;
+    float* row = wide + c * wide_stride;
     int64_t i = 0;
-    for (; i + kSumLanes <= tile.size; i += kSumLanes) store_numbers(wide + i, load_numbers(narrow + i));
-    if (i == tile.size) continue;
-    float rest[kSumLanes];
-    store_numbers(rest, load_rest(narrow + i, tile.size - i));
-    for (int64_t j = 0; i + j < tile.size; ++j) wide[i + j] = rest[j];
+    for (; i + kSumLanes <= tile.size; i += kSumLanes) store_numbers(row + i, load_numbers(narrow + i));
+    for (; i < tile.size; ++i) row[i] = widen_number(narrow[i]);
   }
-  ProductTile wide = tile;
-  wide.weight = scratch;
-  wide.weight_stride = tile.size;
-  pack_float32(wide, nullptr, panel);
 }
-inline void pack_bfloat16(const ProductTile& tile, float* scratch, float* panel) {
-  pack_narrow<uint16_t>(tile, scratch, panel);
+inline void widen_float32(const ProductTile& tile, float* wide, int64_t wide_stride) {
+  widen_rows<float>(tile, wide, wide_stride);
 }
-inline void pack_int8(const ProductTile& tile, float* scratch, float* panel) {
-  pack_narrow<int8_t>(tile, scratch, panel);
+inline void widen_bfloat16(const ProductTile& tile, float* wide, int64_t wide_stride) {
+  widen_rows<uint16_t>(tile, wide, wide_stride);
+}
+inline void widen_int8(const ProductTile& tile, float* wide, int64_t wide_stride) {
+  widen_rows<int8_t>(tile, wide, wide_stride);
+}
+
+// panel[i][row] = rows[row][i], for a whole number of 8 rows of `size` numbers.
+inline void turn_rows(const float* const* rows, int64_t num_rows, int64_t size, int64_t stride, float* panel) {
+  transpose(rows, num_rows, size, stride, panel);
 }
 
 }  // namespace vllm::cpu::VLLM_VARIANT

@@ -52,13 +52,15 @@ const Kernels VLLM_TABLE = {
     VLLM_VARIANT::rms_norm,
     VLLM_VARIANT::rotate,
     VLLM_VARIANT::silu_and_multiply,
-    VLLM_VARIANT::dot_float32,
-    VLLM_VARIANT::dot_bfloat16,
-    VLLM_VARIANT::dot_int8,
+    VLLM_VARIANT::multiply_few_float32,
+    VLLM_VARIANT::multiply_few_bfloat16,
+    VLLM_VARIANT::multiply_few_int8,
+    VLLM_VARIANT::kSumLanes,
     VLLM_VARIANT::multiply_panel,
-    VLLM_VARIANT::pack_float32,
-    VLLM_VARIANT::pack_bfloat16,
-    VLLM_VARIANT::pack_int8,
+    VLLM_VARIANT::widen_float32,
+    VLLM_VARIANT::widen_bfloat16,
+    VLLM_VARIANT::widen_int8,
+    VLLM_VARIANT::turn_rows,
 };
 
 }  // namespace vllm::cpu

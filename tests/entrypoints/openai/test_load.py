@@ -122,7 +122,8 @@ def test_a_queue_that_others_have_filled_is_503_and_empties_again(server: Client
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_requests(tiny_model: pathlib.Path) -> None:
-    with serve(tiny_model, "--disable-uvicorn-access-log") as server:
+    # A small cache: the pages of a large one are touched for the first time one after another, for long.
+    with serve(tiny_model, "--disable-uvicorn-access-log", "--kv-cache-memory-bytes", str(2 * MIB)) as server:
         assert server.process is not None
         pids = [server.process.pid, *find_children(server.process.pid)]
         sizes = []

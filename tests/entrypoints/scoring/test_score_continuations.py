@@ -12,8 +12,6 @@ from vllm import LLM
 from vllm.entrypoints.scoring.results import ContinuationScore
 from vllm.exceptions import VLLMValidationError
 
-BLOCK_SIZE = 16
-
 
 def read_like_lm_eval(llm: LLM, context: str, continuation: str) -> tuple[list[int], list[int]]:
     """lm-eval's rule: trailing spaces move, and the whole's tokens behind as many as the context alone has."""
@@ -109,11 +107,6 @@ def test_what_is_too_long_is_cut_on_the_left_and_said(llm: LLM, reference: Refer
     assert (one.num_cut_tokens, two.num_cut_tokens) == (0, 0)
 
 
-def assert_computed(num_computed: int, num_wanted: int, num_partial: int) -> None:
-    """Each of `num_partial` requests may run anew what it finds in a block that is not full."""
-    assert num_wanted <= num_computed <= num_wanted + num_partial * (BLOCK_SIZE - 1)
-
-
 def count_computed(llm: LLM, contexts: list[list[int]], rows: list[list[list[int]]]) -> int:
     llm.reset_prefix_cache()
     before = llm.llm_engine.get_stats().num_computed_positions
@@ -128,8 +121,14 @@ def test_a_shared_beginning_a_question_and_its_continuations_are_computed_once_e
     contexts = [[*shared, *question] for question in questions]
     rows = [[[300, 301 + i], [302], [303, 304, 305], [306, 307, 308, 309]] for i in range(6)]
     num_rest = sum(len(continuation) - 1 for row in rows for continuation in row)
-    num_wanted = len(shared) + sum(map(len, questions)) + num_rest
-    assert_computed(count_computed(llm, contexts, rows), num_wanted, 5 + 6 * 3)
+    assert count_computed(llm, contexts, rows) == len(shared) + sum(map(len, questions)) + num_rest
+    assert count_computed(llm, contexts[::-1], rows) == len(shared) + sum(map(len, questions)) + num_rest
+
+
+def test_contexts_that_begin_alike_need_not_stand_together(llm: LLM) -> None:
+    shared = [[3 + i % 100 for i in range(90)], [9 + i % 100 for i in range(55)], [200 + i for i in range(35)]]
+    contexts = [[*beginning, 300 + i, 301 + i] for i in range(4) for beginning in shared]
+    assert count_computed(llm, contexts, [[[9], [10]]] * 12) == 90 + 55 + 35 + 12 * 2
 
 
 def test_single_continuations_of_many_contexts_run_as_one_request_each(llm: LLM) -> None:
@@ -139,7 +138,7 @@ def test_single_continuations_of_many_contexts_run_as_one_request_each(llm: LLM)
 
 def test_equal_contexts_and_equal_continuations_are_computed_once(llm: LLM) -> None:
     context = list(range(10, 50))
-    assert_computed(count_computed(llm, [context] * 8, [[[9, 10], [11, 12], [9, 10]]] * 8), 40 + 2, 2)
+    assert count_computed(llm, [context] * 8, [[[9, 10], [11, 12], [9, 10]]] * 8) == 40 + 2
 
 
 def test_a_salt_keeps_contexts_apart(llm: LLM) -> None:
@@ -158,6 +157,15 @@ def test_more_contexts_than_the_cache_holds_at_once(folder, reference: Reference
     for context, row, scored in zip(contexts, rows, scores, strict=True):
         for continuation, score in zip(row, scored, strict=True):
             check_score(reference, score, context, continuation)
+
+
+@pytest.mark.parametrize("off", ["enable_prefix_caching", "enable_prompt_logprobs_cache"])
+def test_without_a_cache_the_values_are_the_same(folder, reference: Reference, off: str) -> None:
+    context, row = list(range(20, 60)), [[9, 10], [11, 12, 13], [14]]
+    with LLM(str(folder), max_model_len=64, kv_cache_memory_bytes=4 << 20, **{off: False}) as plain:
+        (scores,) = plain.score_continuations(context, row)
+    for continuation, score in zip(row, scores, strict=True):
+        check_score(reference, score, context, continuation)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,14 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_pump import cut
 from vllm.v1.engine.queue_limits import QueueLimits
-from vllm.v1.messages import ContinuedSequences, EngineCoreOutput, EngineCoreOutputs, PromptScores, RowRange, SchedulerStats
+from vllm.v1.messages import (
+    ContinuedSequences,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    PromptScores,
+    RowRange,
+    SchedulerStats,
+)
 
 Result = TypeVar("Result")
 KINDS = list(RequestOutputKind)

@@ -13,6 +13,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_checks import INT64_MAX
 
 MAX_REQUEST_ID_LENGTH = 256
+LOGPROBS_FORMATS = ("openai", "columnar")
 MAX_STOP_LENGTH = 1024  # characters of one stop string: so much text is held back while an answer streams
 
 
@@ -109,6 +110,7 @@ class GenerationRequest(BaseModel):
     stream_interval: int | None = None
     # ---- ours
     prompt_logprobs_start: int | None = None
+    logprobs_format: str | None = None
 
     @property
     def num_choices(self) -> int:
@@ -124,6 +126,20 @@ class GenerationRequest(BaseModel):
         return (
             self.includes_usage and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
         )
+
+    @property
+    def is_columnar(self) -> bool:
+        """Whether logprobs are answered as columns."""
+        return self.logprobs_format == "columnar"
+
+    def check_logprobs_format(self) -> None:
+        """Raise for a format that there is not."""
+        if self.logprobs_format is not None and self.logprobs_format not in LOGPROBS_FORMATS:
+            raise VLLMValidationError(
+                f"`logprobs_format` must be one of {', '.join(LOGPROBS_FORMATS)}; got {self.logprobs_format!r}",
+                parameter="logprobs_format",
+                value=self.logprobs_format,
+            )
 
     def check_streaming(self) -> None:
         """Raise where stream options come without a stream."""

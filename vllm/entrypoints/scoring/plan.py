@@ -79,7 +79,13 @@ class ScoringPlan:
             return
         first_ids = list(dict.fromkeys(token_ids[0] for token_ids in group.continuations))
         for start in range(0, len(first_ids), MAX_LOGPROB_TOKEN_IDS):
-            params = _make_params(max_tokens=1, logprob_token_ids=first_ids[start : start + MAX_LOGPROB_TOKEN_IDS])
+            params = _make_params(
+                max_tokens=1,
+                logprob_token_ids=first_ids[start : start + MAX_LOGPROB_TOKEN_IDS],
+                # None is owed; but who asks leaves, and finds, the beginnings of blocks that are not full.
+                prompt_logprobs=0,
+                prompt_logprobs_start=len(group.context.token_ids),
+            )
             self._add(number, list(group.context.token_ids), params, after, num_new)
             if start == 0:
                 after, num_new = len(self.requests) - 1, 1

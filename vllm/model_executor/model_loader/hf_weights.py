@@ -8,7 +8,8 @@ import pathlib
 import pickle
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from vllm.model_executor.model_loader.weight_source import NamedWeight, WeightSo
 from vllm.model_executor.weights import list_names
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
+_NUM_READERS = 2
 _SHARD = re.compile(r"[\w.-]+")
 
 
@@ -82,22 +84,45 @@ class SafetensorsSource:
     def read_shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: entry.shape for name, (_, entry) in self.places.items()}
 
-    def iterate(self) -> Iterator[NamedWeight]:
-        largest = max((entry.end - entry.first for _, entry in self.places.values()), default=0)
+    def fill(self, places: Mapping[str, torch.Tensor]) -> set[str]:
+        """Read each weight whose place (contiguous CPU memory) has its type straight into it; return their names.
+
+        Two threads, since most of the time goes into fresh memory: 540 MB took 0.7 s, by one thread and a buffer 1.9.
+        """
+        direct = [
+            name
+            for name, (_, entry) in self.places.items()
+            if name in places
+            and _DTYPES.get(entry.dtype) == places[name].dtype
+            and places[name].nbytes == entry.end - entry.first
+        ]
+        with ThreadPoolExecutor(_NUM_READERS) as readers:
+            list(readers.map(lambda name: self._read(name, _as_bytes(places[name])), direct))
+        return set(direct)
+
+    def iterate(self, skipped: Collection[str] = ()) -> Iterator[NamedWeight]:
+        wanted = {name: entry for name, (_, entry) in self.places.items() if name not in skipped}
+        largest = max((entry.end - entry.first for entry in wanted.values()), default=0)
         memory = np.empty(largest, np.uint8)  # for one after the other: fresh memory for each costs twice the time
-        for path, header in self.headers.items():
-            with path.open("rb", buffering=0) as file:
-                data_start = 8 + int.from_bytes(file.read(8), "little")
-                for name, entry in header.items():
-                    if entry.dtype not in _DTYPES:
-                        raise ModelLoadError(
-                            f"{path}: weight {name!r} has dtype {entry.dtype}; {', '.join(_DTYPES)} are served"
-                        )
-                    file.seek(data_start + entry.first)
-                    data = memory[: entry.end - entry.first]
-                    if _read_fully(file, data) != data.size:
-                        raise ModelLoadError(f"{path}: weight {name!r} is cut off (truncated while it was read?)")
-                    yield NamedWeight(name, torch.from_numpy(data).view(_DTYPES[entry.dtype]).view(entry.shape))
+        for name, entry in wanted.items():
+            if entry.dtype not in _DTYPES:
+                raise ModelLoadError(
+                    f"{self.places[name][0]}: weight {name!r} has dtype {entry.dtype}; {', '.join(_DTYPES)} are served"
+                )
+            data = memory[: entry.end - entry.first]
+            self._read(name, data)
+            yield NamedWeight(name, torch.from_numpy(data).view(_DTYPES[entry.dtype]).view(entry.shape))
+
+    def _read(self, name: str, target: np.ndarray) -> None:
+        path, entry = self.places[name]
+        with path.open("rb", buffering=0) as file:
+            file.seek(8 + int.from_bytes(file.read(8), "little") + entry.first)
+            if _read_fully(file, target) != target.size:
+                raise ModelLoadError(f"{path}: weight {name!r} is cut off (truncated while it was read?)")
+
+
+def _as_bytes(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
 def _read_fully(file: Any, target: np.ndarray) -> int:

@@ -16,12 +16,12 @@ from vllm.config import LoadConfig, ModelConfig, VllmConfig
 from vllm.exceptions import ModelLoadError
 from vllm.logger import init_logger, log_once
 from vllm.model_executor.model_loader.gguf_weights import GgufSource
-from vllm.model_executor.model_loader.hf_weights import open_folder
+from vllm.model_executor.model_loader.hf_weights import SafetensorsSource, open_folder
 from vllm.model_executor.model_loader.weight_source import WeightSource
 from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.registry import ModelRegistry
 from vllm.model_executor.number_types import choose_number_types
-from vllm.model_executor.weights import check_weights
+from vllm.model_executor.weights import check_weights, to_canonical_name
 from vllm.v1.attention import get_attention_backend
 
 logger = init_logger(__name__)
@@ -60,7 +60,9 @@ def load_model(vllm_config: VllmConfig, dtype: torch.dtype, device: torch.device
     """
     model_config, load_config = vllm_config.model_config, vllm_config.load_config
     config = model_config.transformer
-    types = choose_number_types(dtype, model_config.quantization, device.type)
+    types = choose_number_types(
+        dtype, model_config.quantization, device.type, batch_invariant=vllm_config.batch_invariant
+    )
     # Weights are changed later, outside inference mode: they must not be born inside it.
     with torch.inference_mode(False), torch.no_grad():
         with torch.device("meta"):
@@ -74,8 +76,19 @@ def load_model(vllm_config: VllmConfig, dtype: torch.dtype, device: torch.device
         source = _open_source(model_config, load_config)
         check_weights(model.get_slots(), source.read_shapes(), source.where, is_tied=config.tie_word_embeddings)
         _take_memory(model, device)
-        model.load_weights(source.iterate())
+        if isinstance(source, SafetensorsSource):
+            filled = source.fill(_list_memory(model, source))
+            model.load_weights(source.iterate(skipped=filled))
+        else:
+            model.load_weights(source.iterate())
         return model.eval()
+
+
+def _list_memory(model: LlamaForCausalLM, source: SafetensorsSource) -> dict[str, torch.Tensor]:
+    """Return name in the checkpoint → memory that its numbers can be read into as they are."""
+    slots = model.get_slots()
+    named = ((name, slots.get(to_canonical_name(name))) for name in source.read_shapes())
+    return {name: memory for name, slot in named if slot is not None and (memory := slot.find_memory()) is not None}
 
 
 def _open_source(model_config: ModelConfig, load_config: LoadConfig) -> WeightSource:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from vllm.config import ModelConfig, VllmConfig
@@ -35,9 +36,15 @@ class LLMEngine:
 
     def __init__(self, vllm_config: VllmConfig, *, log_stats: bool = False, stream_interval: int = 1) -> None:
         started = time.monotonic()
-        self.tokenizer = make_tokenizer(vllm_config.model_config)
         self._is_shut_down = False
-        self.engine_core: EngineCoreClient = make_core_client(vllm_config)
+        with ThreadPoolExecutor(1) as beside:  # reading a tokenizer takes a third of a second
+            tokenizer = beside.submit(make_tokenizer, vllm_config.model_config)
+            self.engine_core: EngineCoreClient = make_core_client(vllm_config)
+        try:
+            self.tokenizer = tokenizer.result()
+        except BaseException:
+            self.engine_core.shutdown()
+            raise
         ready = self.engine_core.ready
         self.vllm_config = vllm_config.with_max_model_len(ready.max_model_len)
         self.input_processor = InputProcessor(self.vllm_config, self.tokenizer)

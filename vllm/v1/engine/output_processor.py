@@ -108,13 +108,16 @@ class OutputProcessor:
                 continue
             if log_stats:
                 child.parent.count_tokens(1, timestamp)
-            if child.is_quiet and (row is None or child.pieces is not None):
+            pieces = child.pieces
+            if child.is_quiet and row is None:
                 child.token_ids.append(token_id)
-                if row is not None:
-                    child.pieces.append(data[starts[row] : ends[row]])
-                    child.cumulative_logprob += chosen_values[row]
                 continue
-            if child.is_streamed and (row is None or child.pieces is not None):
+            if child.is_quiet and pieces is not None:
+                child.token_ids.append(token_id)
+                pieces.append(data[starts[row] : ends[row]])
+                child.cumulative_logprob += chosen_values[row]  # type: ignore[operator]  # a number, where rows are
+                continue
+            if child.is_streamed and (row is None or pieces is not None):
                 piece, value = (None, 0.0) if row is None else (data[starts[row] : ends[row]], chosen_values[row])
                 output = child.parent.make_next_delta(child, token_id, piece, value)
                 if child.parent.collector is None:

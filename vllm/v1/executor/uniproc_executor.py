@@ -32,9 +32,12 @@ class UniProcExecutor(Executor):
     ) -> list[Any]:
         """Call the worker; `timeout` has no meaning for a direct call."""
         kwargs = kwargs or {}
-        if callable(method):
-            return [method(self.driver_worker, *args, **kwargs)]
-        return [getattr(self.driver_worker, method)(*args, **kwargs)]
+        try:
+            if callable(method):
+                return [method(self.driver_worker, *args, **kwargs)]
+            return [getattr(self.driver_worker, method)(*args, **kwargs)]
+        finally:
+            self.driver_worker.note_foreign_code()
 
     @property
     def is_sleeping(self) -> bool:

@@ -18,6 +18,7 @@ from vllm.v1.attention import compute_positions, kv_bytes_per_block, make_attent
 from vllm.v1.messages import ModelRunnerOutput, SchedulerOutput
 from vllm.v1.sample.ops.logprobs import RowKind, score
 from vllm.v1.sample.sampler import Sampler
+from vllm.v1.worker.batch_invariance import check_batch_invariant
 from vllm.v1.worker.gpu_input_batch import InputBatch
 from vllm.v1.worker.sampling_inputs import make_sampling_metadata, order_sampled_rows
 from vllm.v1.worker.score_store import ScoreStore, score_kept_rows
@@ -56,7 +57,9 @@ class GPUModelRunner:
         self.device = device
         self.dtype = dtype
         quantization = vllm_config.model_config.quantization
-        self.kv_dtype = choose_number_types(dtype, quantization, device.type).compute
+        self.kv_dtype = choose_number_types(
+            dtype, quantization, device.type, batch_invariant=vllm_config.batch_invariant
+        ).compute
         self.block_size = vllm_config.cache_config.block_size
         self.vocab_size = vllm_config.model_config.vocab_size
         self.max_num_reqs = vllm_config.scheduler_config.max_num_seqs
@@ -75,7 +78,10 @@ class GPUModelRunner:
     def load_model(self) -> None:
         """Read the weights."""
         self.model = load_model(self.vllm_config, self.dtype, self.device)
+        if self.vllm_config.batch_invariant:
+            check_batch_invariant(self.model, self.device)
         self.model.on_weights_changed.append(self._tell_weights_changed)
+        self.model.on_weights_changed.append(self.look_at_model_again)
         self._tell_weights_changed()
 
     def drop_model(self) -> None:
@@ -88,6 +94,11 @@ class GPUModelRunner:
         self.drop_kv_caches()
         for name in ("workspace", "batch"):
             vars(self).pop(name, None)
+
+    def look_at_model_again(self) -> None:
+        """Tell the model, if there is one, that code which is not the engine's may have changed it."""
+        if "model" in vars(self):
+            self.model.stack.look_again()
 
     def _tell_weights_changed(self) -> None:
         for callback in self.on_weights_changed:
@@ -201,6 +212,8 @@ class GPUModelRunner:
             batch.remove(request_id)
         for new in step.new_requests:
             batch.add(new)
+        if step.new_requests:  # between two calls of the engine its caller may have laid hands on the model
+            self.look_at_model_again()
         running = step.running
         rows = [batch.row_of[request_id] for request_id in running.request_ids]
         batch.num_computed[rows] = running.num_computed_tokens
@@ -266,10 +279,8 @@ class GPUModelRunner:
         if store is None:
             return
         for answer in iter_kept_answers(batch, step.prompt_ranges, num_kept):
-            kept = store.read_scores(store.find_slots(batch.block_table, answer.rows, answer.positions))
-            num_top = torch.from_numpy(answer.num_top).to(self.device)
-            rectangle = kept.make_answer(num_top, int(answer.num_top.max()), answer.as_logits)
-            results.add_kept_prompts(rectangle, answer.owners)
+            slots = store.find_slots(batch.block_table, answer.rows, answer.positions)
+            results.add_kept_prompts(store.read_answer(slots, answer.num_top, answer.as_logits), answer.owners)
 
     def _keep_states(self, store: ScoreStore, hidden: torch.Tensor, inputs: StepInputs) -> None:
         """Keep the hidden states of the requests that asked for prompt logprobs; the others cost nothing."""

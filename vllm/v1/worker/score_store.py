@@ -26,25 +26,6 @@ class KeptRows(NamedTuple):
     logprobs: torch.Tensor  # [num_rows, 1 + num_kept] float32
     chosen_ranks: torch.Tensor  # [num_rows] int32
 
-    def make_answer(
-        self,
-        num_top: torch.Tensor,  # [num_rows] int32, each at most num_kept
-        max_top: int,
-        as_logits: bool,
-    ) -> LogprobsTensors:
-        """Return the rows with `num_top` alternatives each, as the scorer would give them."""
-        width = 1 + max_top
-        chosen = self.chosen_ranks[:, None]
-        # Behind a chosen token that is among the most likely, each has the rank that is one below its column's.
-        column = torch.arange(width, dtype=torch.int32, device=chosen.device)[None]
-        ranks = column + (chosen <= column)
-        ranks[:, 0] = self.chosen_ranks
-        values = self.logits if as_logits else self.logprobs
-        num_entries = 1 + num_top - (self.chosen_ranks <= num_top).int()
-        return LogprobsTensors(
-            self.token_ids[:, :width].contiguous(), values[:, :width].contiguous(), ranks.int(), num_entries.int()
-        )
-
 
 def score_kept_rows(
     logits: torch.Tensor,  # [num_rows, vocab_size] float32
@@ -113,9 +94,24 @@ class ScoreStore:
         for target, source in zip(self.rows, rows, strict=True):
             target[index] = source
 
-    def read_scores(self, slots: np.ndarray) -> KeptRows:  # [num] int64
-        index = torch.from_numpy(slots).to(self.states.device)
-        return KeptRows(*(tensor[index] for tensor in self.rows))
+    def read_answer(
+        self,
+        slots: np.ndarray,  # [num_rows] int64
+        num_top: np.ndarray,  # [num_rows] int32, each at most num_kept
+        as_logits: bool,
+    ) -> LogprobsTensors:
+        """Return rows with `num_top` alternatives each, as the scorer would give them."""
+        device = self.states.device
+        index, counts = torch.from_numpy(slots).to(device), torch.from_numpy(num_top).to(device)
+        width = 1 + int(num_top.max())
+        chosen_ranks = self.rows.chosen_ranks[index]
+        # Behind a chosen token that is among the most likely, each has the rank that is one below its column's.
+        column = torch.arange(width, dtype=torch.int32, device=device)[None]
+        ranks = column + (chosen_ranks[:, None] <= column)
+        ranks[:, 0] = chosen_ranks
+        values = self.rows.logits if as_logits else self.rows.logprobs
+        num_entries = 1 + counts - (chosen_ranks <= counts).int()
+        return LogprobsTensors(self.rows.token_ids[index, :width], values[index, :width], ranks, num_entries)
 
     def copy_blocks(self, sources: torch.Tensor, targets: torch.Tensor) -> None:  # [num_copies] int64 each
         """Copy blocks, all sources read before any target is written."""

@@ -53,6 +53,7 @@ class ChatCompletionRequest(GenerationRequest):
     def check(self) -> None:
         """Raise for combinations of fields that mean nothing."""
         self.check_streaming()
+        self.check_logprobs_format()
         if self.top_logprobs is not None and self.top_logprobs != 0 and not self.logprobs:
             raise VLLMValidationError(
                 "when using `top_logprobs`, `logprobs` must be set to true.", parameter="top_logprobs"

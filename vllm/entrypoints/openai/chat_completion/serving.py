@@ -10,6 +10,7 @@ import msgspec
 from fastapi import Request, Response
 
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.columnar import ColumnarLogprobs
 from vllm.entrypoints.openai.context import ServerContext, make_request_id
 from vllm.entrypoints.openai.engine_calls import Call, generate_all, generate_stream, run_while_connected
 from vllm.entrypoints.openai.logprobs import SequenceLogprobs, write_prompt_logprobs
@@ -287,13 +288,19 @@ class ChatAnswer:
             vocab_size=self._server.vocab_size,
         )
 
-    def _write(self, writer: SequenceLogprobs, completion: CompletionOutput) -> dict[str, Any] | None:
+    def _write(self, writer: SequenceLogprobs, completion: CompletionOutput) -> dict[str, Any] | msgspec.Raw | None:
         if not self._body.logprobs:
             return None
         scores = completion.logprobs
         flat = scores if isinstance(scores, FlatLogprobs) else FlatLogprobs()
+        if self._body.is_columnar:
+            return ColumnarLogprobs.of(flat).encode()
         return {"content": writer.write_chat(completion.token_ids, flat, completion.finish_reason)}
 
-    def _write_prompt(self, output: RequestOutput) -> list[msgspec.Raw | None] | None:
+    def _write_prompt(self, output: RequestOutput) -> list[msgspec.Raw | None] | msgspec.Raw | None:
         scores: Any = output.prompt_logprobs
-        return write_prompt_logprobs(scores, self._prompt_width) if isinstance(scores, FlatLogprobs) else None
+        if not isinstance(scores, FlatLogprobs):
+            return None
+        if self._body.is_columnar:
+            return ColumnarLogprobs.of(scores).encode()
+        return write_prompt_logprobs(scores, self._prompt_width)

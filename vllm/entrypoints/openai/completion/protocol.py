@@ -85,6 +85,7 @@ class CompletionRequest(GenerationRequest):
     def check(self) -> None:
         """Raise for combinations of fields that mean nothing."""
         self.check_streaming()
+        self.check_logprobs_format()
         self._check_best_of()
         total = len(self.prompt) * max(self.num_choices, self.num_candidates)
         if len(self.prompt) > 1 and total > (limit := envs.max_n_sequences()):

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from fastapi import Request, Response
 
+from vllm.entrypoints.openai.columnar import ColumnarLogprobs
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.context import ServerContext, make_request_id
 from vllm.entrypoints.openai.echo import EchoedPrompt
@@ -118,8 +119,7 @@ class CompletionAnswer:
     ) -> dict[str, Any]:
         logprobs = None
         if self._body.logprobs is not None:
-            writer = self.make_writer(prompt, shared)
-            logprobs = shared.logprobs.followed_by(self._write(writer, completion))
+            logprobs = self._write_logprobs(self.make_writer(prompt, shared), completion, shared)
         ids = bool(self._body.return_token_ids)
         return {
             "index": index,
@@ -177,12 +177,14 @@ class CompletionAnswer:
         is_first = not state.has_started
         logprobs = None
         if state.writer is not None:
-            if self._server.is_big(len(completion.token_ids) * state.writer.num_entries_a_row):
-                logprobs = await asyncio.to_thread(self._write, state.writer, completion)
+            num_entries = len(completion.token_ids) * state.writer.num_entries_a_row
+            echoed = state.shared if is_first else None
+            if is_first and self._body.echo:
+                num_entries += len(state.prompt.token_ids) * self._prompt_width
+            if self._server.is_big(num_entries):
+                logprobs = await asyncio.to_thread(self._write_logprobs, state.writer, completion, echoed)
             else:
-                logprobs = self._write(state.writer, completion)
-            if is_first:
-                logprobs = state.shared.logprobs.followed_by(logprobs)
+                logprobs = self._write_logprobs(state.writer, completion, echoed)
         ids = bool(self._body.return_token_ids)
         has_prompt_ids = is_first and (ids or bool(self._body.echo))
         choice: dict[str, Any] = {
@@ -216,10 +218,14 @@ class CompletionAnswer:
         is_whole = self._params.max_tokens == 0
         return EchoedPrompt(self._server.tokenizer, prompt.token_ids, prompt.text, is_whole=is_whole)
 
-    def write_echo(self, echo: EchoedPrompt, scores: FlatLogprobs) -> CompletionLogprobs:
+    def write_echo(self, echo: EchoedPrompt, scores: FlatLogprobs) -> CompletionLogprobs | ColumnarLogprobs:
+        if self._body.is_columnar:
+            return ColumnarLogprobs.of(scores)
         return echo.write(scores, as_token_ids=self._as_token_ids, max_entries=self._prompt_width)
 
-    def write_prompt(self, scores: FlatLogprobs) -> list[msgspec.Raw | None]:
+    def write_prompt(self, scores: FlatLogprobs) -> list[msgspec.Raw | None] | msgspec.Raw:
+        if self._body.is_columnar:
+            return ColumnarLogprobs.of(scores).encode()
         return write_prompt_logprobs(scores, self._prompt_width)
 
     @property
@@ -241,9 +247,19 @@ class CompletionAnswer:
             start_offset=len(shared.text),
         )
 
-    def _write(self, writer: SequenceLogprobs, completion: CompletionOutput) -> CompletionLogprobs:
+    def _write_logprobs(
+        self, writer: SequenceLogprobs, completion: CompletionOutput, shared: "PromptPart | None"
+    ) -> CompletionLogprobs | msgspec.Raw:
+        """Return the entries of the completion's tokens, those of an echoed prompt in front."""
         scores = _as_flat(completion.logprobs)
-        return writer.write_completion(completion.token_ids, scores, completion.finish_reason, completion.stop_reason)
+        echoed = None if shared is None else shared.logprobs
+        if self._body.is_columnar:
+            columns = ColumnarLogprobs.of(scores)
+            return (echoed.followed_by(columns) if isinstance(echoed, ColumnarLogprobs) else columns).encode()
+        written = writer.write_completion(
+            completion.token_ids, scores, completion.finish_reason, completion.stop_reason
+        )
+        return echoed.followed_by(written) if isinstance(echoed, CompletionLogprobs) else written
 
     def _count_prompt(self) -> int:
         return sum(len(prompt.token_ids) for prompt in self._call.prompts)
@@ -267,8 +283,8 @@ class PromptPart:
     def __init__(self, answer: CompletionAnswer, prompt: Prompt, scores: Any) -> None:
         echo = answer.make_echo(prompt)
         self.text = "" if echo is None else echo.text
-        self.logprobs = CompletionLogprobs()
-        self.prompt_logprobs: list[msgspec.Raw | None] | None = None
+        self.logprobs: CompletionLogprobs | ColumnarLogprobs | None = None
+        self.prompt_logprobs: list[msgspec.Raw | None] | msgspec.Raw | None = None
         if not scores:
             return
         flat = _as_flat(scores)
