@@ -17,7 +17,7 @@ def linear(
     """Return x · weightᵀ · scale + bias, summed in float32 whatever the weights' type.
 
     The weights are read as they lie: nothing has to be renewed when they change. An output's bits depend on its own row
-    of x and row of weights, and on whether there are more than 48 rows; on nothing else.
+    of x and row of weights (and the instruction set) alone: not on how many rows there are, nor on the threads.
     """
     library = load_library() if x.is_cpu and weight.is_cpu else None
     if library is None:

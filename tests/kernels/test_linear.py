@@ -11,8 +11,8 @@ import torch
 from vllm import _custom_ops
 
 KINDS = [torch.float32, torch.bfloat16, torch.int8]
-# Both ways of multiplying (up to 48 rows, and more), whole and partial register blocks, tiles and panels.
-ROWS = [1, 2, 3, 4, 7, 8, 33, 48, 49, 55, 250]
+# Few rows (up to 4) and panels of 1 to 4 vectors of 8; one panel, some, and so many that weights are copied.
+ROWS = [1, 2, 3, 4, 5, 8, 15, 24, 32, 33, 49, 55, 100, 250]
 SIZES = [1, 7, 8, 15, 17, 64, 321, 576, 1025, 1536]
 COLUMNS = [1, 3, 4, 5, 15, 16, 17, 33, 130]
 
@@ -62,21 +62,32 @@ def test_every_ragged_size_gives_the_oracle_s_numbers(ops: SimpleNamespace, kind
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_an_output_does_not_depend_on_the_threads_or_on_the_rows_and_columns_beside_it(kind: torch.dtype) -> None:
-    for num_rows, size in ((48, 576), (48, 1536), (90, 576), (90, 1537)):
-        product = make_product(num_rows, size, 300, kind)
-        torch.set_num_threads(1)
-        wanted = _custom_ops.linear(*product)
-        torch.set_num_threads(2)
-        assert torch.equal(_custom_ops.linear(*product), wanted)
-        fewest = 1 if num_rows <= 48 else 49
-        for rows in (slice(0, fewest), slice(num_rows - fewest, num_rows), slice(1, fewest + 5)):
-            part = _custom_ops.linear(product.x[rows], *product[1:])
-            assert torch.equal(part, wanted[rows]), (num_rows, rows)
-        columns = slice(37, 150)
-        bias, scale = (None if row is None else row[columns] for row in product[2:])
-        part = _custom_ops.linear(product.x, product.weight[columns], bias, scale)
-        assert torch.equal(part, wanted[:, columns])
+def test_an_output_depends_on_its_own_row_and_column_alone(
+    kind: torch.dtype, on_each_variant: Callable[[Callable[[], Any]], list[Any]]
+) -> None:
+    """Bit for bit: any number of rows, which are computed in different ways; any threads; any columns beside it."""
+
+    def compare() -> None:
+        for size, num_columns in ((576, 107), (1537, 40)):
+            product = make_product(530, size, num_columns, kind)
+            torch.set_num_threads(2)
+            wanted = _custom_ops.linear(*product)
+            for i, num_rows in enumerate((*range(1, 10), 16, 17, 24, 25, 31, 32, 33, 64, 65, 97, 128, 513)):
+                torch.set_num_threads(1 + i % 2)
+                first = (37 * num_rows) % (530 - num_rows)
+                part = _custom_ops.linear(product.x[first : first + num_rows], *product[1:])
+                assert torch.equal(part, wanted[first : first + num_rows]), (size, num_rows)
+            columns = slice(5, 38)
+            bias, scale = (None if row is None else row[columns] for row in product[2:])
+            for num_rows in (1, 3, 8, 150):
+                part = _custom_ops.linear(product.x[:num_rows], product.weight[columns], bias, scale)
+                assert torch.equal(part, wanted[:num_rows, columns]), (size, num_rows)
+
+    threads = torch.get_num_threads()
+    try:
+        on_each_variant(compare)
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -125,6 +136,12 @@ def test_strided_rows_and_a_given_output_are_served_in_place(ops: SimpleNamespac
     assert_near(out, Product(x, weight, None, None))
     assert workspace[num_rows:].eq(7).all() and workspace[:, 40:].eq(7).all(), "wrote beside the output"
     assert ops.linear(x[None], weight).shape == (1, num_rows, 40)
+
+
+@pytest.mark.parametrize("num_rows", [1, 60])
+def test_rows_without_numbers_give_the_bias(ops: SimpleNamespace, num_rows: int) -> None:
+    bias = torch.randn(21)
+    assert torch.equal(ops.linear(torch.empty(num_rows, 0), torch.empty(21, 0), bias), bias.expand(num_rows, -1))
 
 
 def test_no_rows_give_no_rows(ops: SimpleNamespace) -> None:
