@@ -11,7 +11,7 @@ import ctypes
 import torch
 
 from vllm._ops_filter import filter_rows, filter_rows_reference
-from vllm._ops_library import check_status, get_simd_variant, is_compiled, load_library, set_simd_variant
+from vllm._ops_library import KV_KINDS, check_status, get_simd_variant, is_compiled, load_library, set_simd_variant
 from vllm._ops_linear import linear, linear_reference
 from vllm._ops_model_reference import (
     paged_attention_reference,
@@ -256,6 +256,11 @@ def _get_library_for_model(*tensors: torch.Tensor) -> ctypes.CDLL | None:
     return load_library()
 
 
+def _get_library_for_cache(kv_cache: torch.Tensor, *tensors: torch.Tensor) -> ctypes.CDLL | None:
+    """Return the library if it serves float32 tensors beside this cache."""
+    return _get_library_for_model(*tensors) if kv_cache.is_cpu and kv_cache.dtype in KV_KINDS else None
+
+
 def _as_heads(heads: torch.Tensor) -> torch.Tensor:
     """Return [num_tokens, num_heads, head_dim] with the heads of a token side by side; copies only where it must."""
     _, num_heads, head_dim = heads.shape
@@ -269,7 +274,7 @@ def _as_rows(x: torch.Tensor) -> torch.Tensor:
 
 def paged_attention(
     query: torch.Tensor,  # [num_tokens, num_heads, head_dim], token stride free
-    kv_cache: torch.Tensor,  # [2, num_blocks, block_size, num_kv_heads, head_dim] keys, then values; contiguous
+    kv_cache: torch.Tensor,  # [2, num_blocks, block_size, num_kv_heads, head_dim] keys, then values; float32, bfloat16
     block_tables: torch.Tensor,  # [num_requests, max_blocks] int32; entries beyond a request's need are not read
     query_starts: torch.Tensor,  # [num_requests + 1] int32: the first row of each request, then num_tokens
     seq_lens: torch.Tensor,  # [num_requests] int32: positions in the cache, this step's tokens included
@@ -284,7 +289,7 @@ def paged_attention(
     Raises:
         IndexError: a block that a request needs is not in the cache.
     """
-    library = _get_library_for_model(query, kv_cache)
+    library = _get_library_for_cache(kv_cache, query)
     if library is None:
         return paged_attention_reference(query, kv_cache, block_tables, query_starts, seq_lens, scale, sliding_window)
     query = _as_heads(query)
@@ -298,6 +303,7 @@ def paged_attention(
         query.stride(0),
         query.shape[1],
         kv_cache.data_ptr(),
+        KV_KINDS[kv_cache.dtype],
         *kv_cache.shape[1:],
         block_tables.data_ptr(),
         block_tables.shape[1],
@@ -319,12 +325,12 @@ def write_kv(
     kv_cache: torch.Tensor,  # [2, num_blocks, block_size, num_kv_heads, head_dim], written in place
     slot_mapping: torch.Tensor,  # [num_tokens] int64: block id · block_size + place in the block
 ) -> None:
-    """Copy a step's keys and values into their slots.
+    """Copy a step's keys and values into their slots, rounded to nearest even where the cache is bfloat16.
 
     Raises:
         IndexError: a slot is not in the cache; nothing was written.
     """
-    library = _get_library_for_model(key, value, kv_cache)
+    library = _get_library_for_cache(kv_cache, key, value)
     if library is None:
         return write_kv_reference(key, value, kv_cache, slot_mapping)
     key, value, slot_mapping = _as_heads(key), _as_heads(value), _convert(slot_mapping, torch.int64)
@@ -338,6 +344,7 @@ def write_kv(
         key.shape[1] * key.shape[2],
         slot_mapping.data_ptr(),
         kv_cache.data_ptr(),
+        KV_KINDS[kv_cache.dtype],
         kv_cache.shape[1] * kv_cache.shape[2],
         torch.get_num_threads(),
     )
@@ -360,7 +367,7 @@ def rotate_and_write_kv(
         IndexError: a slot is not in the cache; nothing was written.
     """
     norms = [norm for norm in (query_norm, key_norm) if norm is not None]
-    library = _get_library_for_model(qkv, kv_cache, *norms)
+    library = _get_library_for_cache(kv_cache, qkv, *norms)
     if library is None:
         return rotate_and_write_kv_reference(qkv, cos, sin, kv_cache, slot_mapping, query_norm, key_norm, eps)
     qkv, slot_mapping = _as_heads(qkv), _convert(slot_mapping, torch.int64)
@@ -385,6 +392,7 @@ def rotate_and_write_kv(
         eps,
         slot_mapping.data_ptr(),
         kv_cache.data_ptr(),
+        KV_KINDS[kv_cache.dtype],
         kv_cache.shape[1] * kv_cache.shape[2],
         torch.get_num_threads(),
         query.data_ptr(),

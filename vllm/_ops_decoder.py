@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vllm._ops_library import check_status, load_library
+from vllm._ops_library import KV_KINDS, check_status, load_library
 from vllm._ops_linear import WEIGHT_KINDS
 
 _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -62,6 +62,7 @@ class _Step(ctypes.Structure):
         rotations=_POINTER,
         num_positions=_SIZE,
         kv_caches=_POINTER,
+        kv_kind=_SIZE,
         num_blocks=_SIZE,
         block_size=_SIZE,
         slot_mapping=_POINTER,
@@ -163,7 +164,7 @@ class DecoderPlan:
         self,
         step: DecoderStep,
         rotations: torch.Tensor,  # [num_positions, 2 · head_dim] float32: cosines and sines as in `rotate`
-        kv_caches: Sequence[torch.Tensor],  # a layer: [2, num_blocks, block_size, num_kv_heads, head_dim] float32
+        kv_caches: Sequence[torch.Tensor],  # a layer: [2, num_blocks, block_size, num_kv_heads, head_dim]
     ) -> torch.Tensor:  # [num_tokens, hidden_size] float32, after the final norm
         """Run a step: the same functions as op by op, so the same bits.
 
@@ -198,10 +199,11 @@ class DecoderPlan:
         if pointers == self._kv_pointers:
             return
         assert len(pointers) == len(self._layers), "one cache a layer"
-        shape = kv_caches[0].shape if kv_caches else (2, 0, 0)
-        assert all(x.shape == shape and x.is_contiguous() and x.dtype == torch.float32 for x in kv_caches)
+        first = kv_caches[0]
+        assert all(x.shape == first.shape and x.is_contiguous() and x.dtype == first.dtype for x in kv_caches)
         self._kv_pointers, self._kv_array[:] = pointers, pointers
-        self._step.num_blocks, self._step.block_size = shape[1], shape[2]
+        self._step.num_blocks, self._step.block_size = first.shape[1:3]
+        self._step.kv_kind = KV_KINDS[first.dtype]
 
 
 def _point_at(tensor: torch.Tensor | None) -> int | None:

@@ -9,15 +9,17 @@ import functools
 import logging
 import pathlib
 
-import torch  # noqa: F401 - before the library, see above
+import torch  # before the library, see above
 
 from vllm.logger import init_logger, log_once
 
 logger = init_logger(__name__)
 
 _LIBRARY_PATH = pathlib.Path(__file__).with_name("_C_cpu.so")
-_ABI_VERSION = 5
+_ABI_VERSION = 6
 _POINTER, _SIZE, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+# What a KV cache may hold, by the number that the library calls it.
+KV_KINDS = {torch.float32: 0, torch.bfloat16: 1}
 _MATRIX = [_POINTER, _SIZE, _SIZE, _SIZE]  # data, row stride, rows, columns
 _SIGNATURES = {
     "vllm_score_rows": [*_MATRIX, _POINTER, _POINTER, _INT, _INT, _INT, *[_POINTER] * 5],
@@ -30,15 +32,15 @@ _SIGNATURES = {
     "vllm_set_variant": [ctypes.c_char_p],
     "vllm_paged_attention": [
         *[_POINTER, _SIZE, _SIZE],  # query
-        *[_POINTER, _SIZE, _SIZE, _SIZE, _SIZE],  # cache
+        *[_POINTER, _INT, _SIZE, _SIZE, _SIZE, _SIZE],  # cache
         *[_POINTER, _SIZE, _POINTER, _POINTER, _SIZE],  # requests
         *[_FLOAT, _SIZE, _INT, _POINTER],
     ],
-    "vllm_write_kv": [*[_POINTER, _SIZE] * 2, _SIZE, _SIZE, _POINTER, _POINTER, _SIZE, _INT],
+    "vllm_write_kv": [*[_POINTER, _SIZE] * 2, _SIZE, _SIZE, _POINTER, _POINTER, _INT, _SIZE, _INT],
     "vllm_rotate_and_write_kv": [
         *[_POINTER, *[_SIZE] * 5],
         *[_POINTER] * 4,
-        *[_FLOAT, _POINTER, _POINTER, _SIZE, _INT, _POINTER],
+        *[_FLOAT, _POINTER, _POINTER, _INT, _SIZE, _INT, _POINTER],
     ],
     "vllm_rotate": [_POINTER, *[_SIZE] * 4, _POINTER, _POINTER, _INT, _POINTER],
     "vllm_rms_norm": [*[_POINTER, _SIZE] * 2, _SIZE, _SIZE, _POINTER, _FLOAT, _INT, _POINTER],

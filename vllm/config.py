@@ -85,7 +85,7 @@ class CacheConfig:
     enable_prefix_caching: bool = True
     enable_prompt_logprobs_cache: bool = True  # cached blocks keep hidden states and scores for prompt logprobs
     num_kept_logprobs: int = 20  # the most likely tokens that a kept score has
-    kv_cache_dtype: str = "auto"
+    kv_cache_dtype: str = "auto"  # "auto": what the model computes in; "float32", "bfloat16"
     num_gpu_blocks_override: int | None = None
 
     @property

@@ -251,8 +251,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
         """Return a checked copy in the form that the engine reads; `self` is not changed.
 
         In the copy `max_tokens` is a number that fits the model's length, `logprobs` and `prompt_logprobs` are None or
-        from 0 to `vocab_size`, `skip_reading_prefix_cache` is a bool, `top_k` is from 0 (off) to `vocab_size` − 1, `logprobs_mode` is set, `stop_token_ids`
-        holds the extra end tokens unless `ignore_eos`; `bad_words_token_ids` and `all_stop_token_ids` are filled.
+        from 0 to `vocab_size`, `skip_reading_prefix_cache` is a bool, `top_k` is from 0 (off) to `vocab_size` − 1,
+        `logprobs_mode` is set, `stop_token_ids` holds the extra end tokens unless `ignore_eos`; `bad_words_token_ids`
+        and `all_stop_token_ids` are filled.
         `tokenizer` is None where the engine has none.
 
         Raises:

@@ -55,6 +55,7 @@ struct DecoderStep {
   const float* rotations;  // [num_positions, 2 * head_dim]: of each position its cosines, then its sines
   int64_t num_positions;
   void* const* kv_caches;  // a layer
+  int64_t kv_kind;         // kFloat32 or kBfloat16
   int64_t num_blocks, block_size;
   const int64_t* slot_mapping;  // [num_tokens]
   const int32_t* block_tables;  // [num_requests, table_stride]
@@ -67,7 +68,7 @@ struct DecoderStep {
 }  // namespace vllm::cpu
 
 // Raised whenever a signature below changes; the Python door refuses a library of another number.
-inline constexpr int32_t kVllmAbiVersion = 5;
+inline constexpr int32_t kVllmAbiVersion = 6;
 
 VLLM_API int32_t vllm_abi_version();
 
@@ -124,11 +125,12 @@ VLLM_API int32_t vllm_filter_rows(float* logits, int64_t row_stride, int64_t num
 VLLM_API int32_t vllm_philox_bits(const int64_t* seeds, const int64_t* positions, int64_t num_draws, int64_t vocab_size,
                                   int64_t* bits);
 
-// Attention over the paged cache [2, num_blocks, block_size, num_kv_heads, head_dim] (keys, then values), which already
-// holds this step's keys and values. A request's rows are its last positions; position i sees positions j <= i, with a
-// sliding window (0: none) those with j > i - sliding_window. Nothing else in the cache is read.
+// Attention over the paged cache [2, num_blocks, block_size, num_kv_heads, head_dim] (keys, then values), of kv_kind
+// kFloat32 or kBfloat16, which already holds this step's keys and values. A request's rows are its last positions;
+// position i sees positions j <= i, with a sliding window (0: none) those with j > i - sliding_window. Nothing else in
+// the cache is read.
 VLLM_API int32_t vllm_paged_attention(const float* query,  // [num_tokens, num_heads, head_dim]
-                                      int64_t token_stride, int64_t num_heads, const float* kv_cache,
+                                      int64_t token_stride, int64_t num_heads, const void* kv_cache, int32_t kv_kind,
                                       int64_t num_blocks, int64_t block_size, int64_t num_kv_heads, int64_t head_dim,
                                       const int32_t* block_tables,  // [num_requests, table_stride]
                                       int64_t table_stride,
@@ -137,10 +139,11 @@ VLLM_API int32_t vllm_paged_attention(const float* query,  // [num_tokens, num_h
                                       int64_t num_requests, float scale, int64_t sliding_window, int32_t num_threads,
                                       float* output);  // [num_tokens, num_heads, head_dim]
 
-// Copies keys and values [num_tokens, row_size] (row_size = num_kv_heads * head_dim) to their slots of the cache.
+// Copies keys and values [num_tokens, row_size] (row_size = num_kv_heads * head_dim) to their slots of the cache; where
+// it is bfloat16, rounded to the nearest, to even on ties.
 VLLM_API int32_t vllm_write_kv(const float* key, int64_t key_stride, const float* value, int64_t value_stride,
-                               int64_t num_tokens, int64_t row_size, const int64_t* slot_mapping, float* kv_cache,
-                               int64_t num_slots, int32_t num_threads);
+                               int64_t num_tokens, int64_t row_size, const int64_t* slot_mapping, void* kv_cache,
+                               int32_t kv_kind, int64_t num_slots, int32_t num_threads);
 
 // One pass from the product of a layer's qkv weights to attention: norms of q's and k's heads where weights are given
 // (else null), rotation, query out, keys and values into the cache.
@@ -150,8 +153,9 @@ VLLM_API int32_t vllm_rotate_and_write_kv(const float* qkv,  // [num_tokens, num
                                           const float* cos,  // [num_tokens, head_dim]
                                           const float* sin,  // [num_tokens, head_dim], first half negated
                                           const float* query_norm, const float* key_norm, float eps,
-                                          const int64_t* slot_mapping, float* kv_cache, int64_t num_slots,
-                                          int32_t num_threads, float* query);  // [num_tokens, num_heads, head_dim]
+                                          const int64_t* slot_mapping, void* kv_cache, int32_t kv_kind,
+                                          int64_t num_slots, int32_t num_threads,
+                                          float* query);  // [num_tokens, num_heads, head_dim]
 
 // Turns every head: output = x * cos + swapped halves of x * sin.
 VLLM_API int32_t vllm_rotate(const float* heads, int64_t token_stride, int64_t num_tokens, int64_t num_heads,

@@ -1,10 +1,13 @@
 // Paged attention: which rows meet which keys, and in what order partial results are joined.
 //
-// A unit is one KV head of one request and the rows of some consecutive tokens (all query heads that share the KV
-// head). Its keys are walked in tiles of kKeyTile positions, tiles are gathered into spans of kSpan positions, and
-// spans are joined in rising order. Tiles and spans start at multiples of their size in absolute positions, and a
-// span's partial result is computed alone whether threads share it or not: so a row's result is the same to the bit for
-// any chunking of the prompt, any batch, any block size and any number of threads.
+// A unit is the rows of some consecutive tokens of one request, for one KV head (all query heads that share it) or,
+// where they are few, for all of them. Its keys are walked in tiles of kKeyTile positions, tiles are gathered into
+// spans of kSpan positions, and spans are joined in rising order. Tiles and spans start at multiples of their size in
+// absolute positions, and a span's partial result is computed alone whether threads share it or not: so a row's result
+// is the same to the bit for any chunking of the prompt, any batch, any block size and any number of threads.
+//
+// Where rows are few, memory sets the pace: a thread walks neighbouring units in one go, block after block with all KV
+// heads that lie in it, and each tile's kernel asks for the next tile's keys before they are needed.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -19,6 +22,8 @@ namespace {
 
 constexpr int64_t kSpan = 4 * kKeyTile;
 constexpr int64_t kMaxUnitRows = 96;  // their queries, scores and outputs stay in the second-level cache
+constexpr int64_t kFewRows = 12;      // of a KV head: fewer share the walk with the other KV heads
+constexpr int64_t kSharesPerThread = 8;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -27,7 +32,8 @@ size_t to_size(int64_t n) { return static_cast<size_t>(n); }
 struct Problem {
   const float* query;
   int64_t token_stride, num_heads;
-  const float* kv_cache;
+  const char* kv_cache;
+  int64_t number_size;  // bytes of a number in the cache: 4 of float32, 2 of bfloat16
   int64_t num_blocks, block_size, num_kv_heads, head_dim;
   const int32_t* block_tables;
   int64_t table_stride;
@@ -40,40 +46,56 @@ struct Problem {
 
   int64_t group() const { return num_heads / num_kv_heads; }
   int64_t padded_dim() const { return divide_up(head_dim, 16) * 16; }
-  int64_t max_unit_rows() const { return std::max(kMaxUnitRows / group(), int64_t{1}) * group(); }
+  int64_t state_size() const { return padded_dim() + 2; }  // of a row
+  int64_t max_unit_tokens() const { return std::max(kMaxUnitRows / group(), int64_t{1}); }
+  int64_t max_unit_rows() const { return std::max(max_unit_tokens() * group(), kFewRows * num_kv_heads); }
   int64_t first_visible(int64_t position) const {
     return sliding_window > 0 ? std::max<int64_t>(position - sliding_window + 1, 0) : 0;
+  }
+  const char* keys(int64_t kv_head) const { return kv_cache + kv_head * head_dim * number_size; }
+  const char* values(int64_t kv_head) const {
+    return keys(kv_head) + num_blocks * block_size * num_kv_heads * head_dim * number_size;
   }
 };
 
 struct Unit {
-  int64_t request, kv_head;
-  int64_t first_token, num_tokens;  // in the batch
-  int64_t first_position;           // of the first token
-  int64_t first_key, end_key;       // positions that some row sees
+  int64_t request, first_head, num_heads;  // KV heads
+  int64_t first_token, num_tokens;         // in the batch
+  int64_t first_position;                  // of the first token
+  int64_t first_key, end_key;              // positions that some row sees
+  int64_t head_rows;                       // rows of one KV head
 
+  int64_t num_rows() const { return num_heads * head_rows; }
   int64_t first_span() const { return first_key / kSpan; }
   int64_t end_span() const { return divide_up(end_key, kSpan); }
+  int64_t first_tile(int64_t span) const { return std::max(span * kSpan, first_key) / kKeyTile * kKeyTile; }
+  // In units of a key that meets one row; reading a key costs as much as some rows.
+  int64_t cost() const { return (end_key - first_key) * num_heads * (head_rows + 4); }
+};
+
+// A tile's place, and where its keys and values lie.
+struct TilePlace {
+  const Unit* unit;
+  int64_t start;               // position of the tile's first key
+  int64_t first_key, end_key;  // in the tile: what some row sees
+  int64_t slots[kKeyTile];     // in numbers from the start of the keys or values of a KV head
 };
 
 // One thread's scratch; kept between calls, since every layer of a step wants the same.
 struct Scratch {
-  std::vector<float> queries, packed_keys, scores, decay, padded_values, zeros, states;
-  std::vector<const float*> keys, values;
+  std::vector<float> queries, packed_keys, packed_values, scores, decay, states;
   std::vector<KeyRange> visible;
+  TilePlace places[2];
 
   void reserve(const Problem& p) {
     const size_t rows = to_size(p.max_unit_rows());
     queries.resize(rows * to_size(p.head_dim));
     packed_keys.resize(to_size(p.head_dim * kKeyTile));
+    packed_values.resize(to_size(p.padded_dim() * kKeyTile));
     scores.resize(rows * to_size(kKeyTile));
     decay.resize(rows);
     visible.resize(rows);
-    keys.resize(to_size(kKeyTile));
-    values.resize(to_size(kKeyTile));
-    zeros.assign(to_size(p.padded_dim()), 0.0f);
-    if (p.padded_dim() != p.head_dim) padded_values.assign(to_size(kKeyTile * p.padded_dim()), 0.0f);
-    states.resize(2 * rows * to_size(p.padded_dim() + 2));
+    states.resize(2 * rows * to_size(p.state_size()));
   }
 };
 
@@ -83,7 +105,7 @@ Scratch& get_scratch(const Problem& problem) {
   return scratch;
 }
 
-// Lays a state for `rows` rows over memory of rows * (padded_dim + 2) floats.
+// Lays a state for `rows` rows over memory of rows * state_size floats.
 AttentionState place_state(float* memory, int64_t rows) { return {memory, memory + rows, memory + 2 * rows}; }
 
 void clear_state(const AttentionState& state, int64_t rows, int64_t padded_dim) {
@@ -107,18 +129,20 @@ void join_state(const AttentionState& earlier, const AttentionState& later, int6
   }
 }
 
-std::vector<Unit> plan_units(const Problem& p) {
+// With `merges_heads`, few rows walk the cache for all KV heads at once.
+std::vector<Unit> plan_units(const Problem& p, bool merges_heads) {
   std::vector<Unit> units;
-  const int64_t max_tokens = p.max_unit_rows() / p.group();
+  units.reserve(to_size(p.num_requests * (merges_heads ? 1 : p.num_kv_heads)));
   for (int64_t request = 0; request < p.num_requests; ++request) {
     const int64_t first = p.query_starts[request], end = p.query_starts[request + 1];
     const int64_t offset = p.seq_lens[request] - end;  // position = offset + token
-    for (int64_t token = first; token < end; token += max_tokens) {
-      const int64_t num_tokens = std::min(max_tokens, end - token);
-      const int64_t position = offset + token;
-      for (int64_t kv_head = 0; kv_head < p.num_kv_heads; ++kv_head) {
-        units.push_back(
-            {request, kv_head, token, num_tokens, position, p.first_visible(position), position + num_tokens});
+    for (int64_t token = first; token < end; token += p.max_unit_tokens()) {
+      const int64_t num_tokens = std::min(p.max_unit_tokens(), end - token);
+      const int64_t position = offset + token, rows = num_tokens * p.group();
+      const int64_t num_heads = merges_heads && rows <= kFewRows ? p.num_kv_heads : 1;
+      for (int64_t kv_head = 0; kv_head < p.num_kv_heads; kv_head += num_heads) {
+        units.push_back({request, kv_head, num_heads, token, num_tokens, position, p.first_visible(position),
+                         position + num_tokens, rows});
       }
     }
   }
@@ -139,89 +163,151 @@ bool has_bad_block(const Problem& p) {
   return false;
 }
 
+// queries[head of the unit][token][head of the group]
 void load_queries(const Problem& p, const Unit& unit, float* queries) {
-  for (int64_t token = 0; token < unit.num_tokens; ++token) {
-    const float* heads = p.query + (unit.first_token + token) * p.token_stride + unit.kv_head * p.group() * p.head_dim;
-    for (int64_t i = 0; i < p.group() * p.head_dim; ++i) *queries++ = heads[i] * p.scale;
+  const int64_t size = p.group() * p.head_dim;
+  for (int64_t kv_head = unit.first_head; kv_head < unit.first_head + unit.num_heads; ++kv_head) {
+    for (int64_t token = unit.first_token; token < unit.first_token + unit.num_tokens; ++token) {
+      const float* heads = p.query + token * p.token_stride + kv_head * size;
+      for (int64_t i = 0; i < size; ++i) *queries++ = heads[i] * p.scale;
+    }
   }
 }
 
-// Points at the tile's keys and values in their blocks; whatever no row may see stays at the zeros.
-void find_keys(const Problem& p, const Unit& unit, int64_t tile_start, const AttentionTile& tile, Scratch* scratch) {
+// Finds the keys of the tile that starts at `start`. Places that no row sees repeat a key that some row does.
+void find_keys(const Problem& p, const Unit& unit, int64_t start, TilePlace* place) {
+  place->unit = &unit;
+  place->start = start;
+  place->first_key = std::max<int64_t>(unit.first_key - start, 0);
+  place->end_key = std::min(unit.end_key - start, kKeyTile);
   const int32_t* table = p.block_tables + unit.request * p.table_stride;
   const int64_t slot_size = p.num_kv_heads * p.head_dim;
-  const float* values = p.kv_cache + p.num_blocks * p.block_size * slot_size;
-  std::fill(scratch->keys.begin(), scratch->keys.end(), scratch->zeros.data());
-  for (int64_t key = tile.first_key; key < tile.end_key; ++key) {
-    const int64_t position = tile_start + key;
-    const int64_t slot = table[position / p.block_size] * p.block_size + position % p.block_size;
-    const int64_t offset = slot * slot_size + unit.kv_head * p.head_dim;
-    scratch->keys[to_size(key)] = p.kv_cache + offset;
-    scratch->values[to_size(key)] = values + offset;
-    if (p.padded_dim() != p.head_dim) {  // a whole vector must not reach past the value
-      float* padded = &scratch->padded_values[to_size(key * p.padded_dim())];
-      std::copy_n(values + offset, p.head_dim, padded);
-      scratch->values[to_size(key)] = padded;
+  for (int64_t key = place->first_key; key < place->end_key;) {
+    const int64_t position = start + key;
+    const int64_t block = position / p.block_size, offset = position - block * p.block_size;
+    const int64_t end = std::min(place->end_key, key + p.block_size - offset);
+    int64_t slot = (table[block] * p.block_size + offset) * slot_size;
+    for (; key < end; ++key, slot += slot_size) place->slots[key] = slot;
+  }
+  std::fill(place->slots, place->slots + place->first_key, place->slots[place->first_key]);
+  std::fill(place->slots + place->end_key, place->slots + kKeyTile, place->slots[place->first_key]);
+}
+
+// What each row of one KV head sees of the tile.
+void find_visible(const Problem& p, const Unit& unit, const TilePlace& place, KeyRange* visible) {
+  for (int64_t token = 0; token < unit.num_tokens; ++token) {
+    const int64_t position = unit.first_position + token;
+    const int64_t end = std::clamp<int64_t>(position + 1 - place.start, 0, place.end_key);
+    const int64_t first = std::clamp<int64_t>(p.first_visible(position) - place.start, 0, end);
+    std::fill_n(visible + token * p.group(), p.group(),
+                KeyRange{static_cast<int32_t>(first), static_cast<int32_t>(end)});
+  }
+}
+
+// Walks units that one thread computes one after the other: it knows what comes next, and has it fetched.
+class Walk {
+ public:
+  Walk(const Kernels& kernels, const Problem& problem, const Unit* end)
+      : attend_(problem.number_size == 4 ? kernels.attend_float32 : kernels.attend_bfloat16),
+        p_(problem),
+        end_(end),
+        scratch_(get_scratch(problem)) {
+    scratch_.places[0].unit = scratch_.places[1].unit = nullptr;
+  }
+
+  // Computes the unit's rows and writes their output.
+  void attend_unit(const Unit& unit) {
+    const int64_t rows = unit.num_rows();
+    const AttentionState total = place_state(scratch_.states.data(), rows);
+    const AttentionState part = place_state(total.max + rows * p_.state_size(), rows);
+    load_queries(p_, unit, scratch_.queries.data());
+    attend_span(unit, unit.first_span(), total);
+    for (int64_t span = unit.first_span() + 1; span < unit.end_span(); ++span) {
+      attend_span(unit, span, part);
+      join_state(total, part, rows, p_.padded_dim());
+    }
+    write_output(unit, total);
+  }
+
+  // Computes the partial result of one span.
+  void attend_part(const Unit& unit, int64_t span, const AttentionState& state) {
+    load_queries(p_, unit, scratch_.queries.data());
+    attend_span(unit, span, state);
+  }
+
+  void write_output(const Unit& unit, const AttentionState& state) const {
+    const float* sums = state.output;
+    const float* total = state.sum;
+    for (int64_t kv_head = unit.first_head; kv_head < unit.first_head + unit.num_heads; ++kv_head) {
+      for (int64_t token = unit.first_token; token < unit.first_token + unit.num_tokens; ++token) {
+        float* output = p_.output + (token * p_.num_heads + kv_head * p_.group()) * p_.head_dim;
+        for (int64_t head = 0; head < p_.group(); ++head, ++total, sums += p_.padded_dim(), output += p_.head_dim) {
+          for (int64_t d = 0; d < p_.head_dim; ++d) output[d] = sums[d] / *total;
+        }
+      }
     }
   }
-}
 
-// Computes the partial result of one span. scratch->queries holds the unit's queries.
-void attend_span(const Kernels& kernels, const Problem& p, const Unit& unit, int64_t span, Scratch* scratch,
-                 const AttentionState& state) {
-  const int64_t rows = unit.num_tokens * p.group();
-  clear_state(state, rows, p.padded_dim());
-  AttentionTile tile = {};
-  tile.num_rows = rows;
-  tile.head_dim = p.head_dim;
-  tile.padded_dim = p.padded_dim();
-  tile.queries = scratch->queries.data();
-  tile.keys = scratch->keys.data();
-  tile.values = scratch->values.data();
-  tile.visible = scratch->visible.data();
-  tile.packed_keys = scratch->packed_keys.data();
-  tile.scores = scratch->scores.data();
-  tile.decay = scratch->decay.data();
-  tile.state = state;
-  const int64_t first_tile = std::max(span * kSpan, unit.first_key) / kKeyTile * kKeyTile;
-  for (int64_t start = first_tile; start < std::min((span + 1) * kSpan, unit.end_key); start += kKeyTile) {
-    tile.first_key = std::max<int64_t>(unit.first_key - start, 0);
-    tile.end_key = std::min(unit.end_key - start, kKeyTile);
-    find_keys(p, unit, start, tile, scratch);
-    for (int64_t row = 0; row < rows; ++row) {
-      const int64_t position = unit.first_position + row / p.group();
-      const auto end = static_cast<int32_t>(std::clamp<int64_t>(position + 1 - start, 0, tile.end_key));
-      const auto first = static_cast<int32_t>(std::clamp<int64_t>(p.first_visible(position) - start, 0, end));
-      scratch->visible[to_size(row)] = {first, end};
+ private:
+  const TilePlace& find_place(const Unit& unit, int64_t start) {
+    for (const TilePlace& place : scratch_.places) {
+      if (place.unit == &unit && place.start == start) return place;
     }
-    kernels.attend_tile(tile);
+    find_keys(p_, unit, start, &scratch_.places[0]);
+    return scratch_.places[0];
   }
-}
 
-void write_output(const Problem& p, const Unit& unit, const AttentionState& state) {
-  for (int64_t row = 0; row < unit.num_tokens * p.group(); ++row) {
-    const int64_t token = unit.first_token + row / p.group();
-    const int64_t head = unit.kv_head * p.group() + row % p.group();
-    float* output = p.output + (token * p.num_heads + head) * p.head_dim;
-    const float* sums = state.output + row * p.padded_dim();
-    for (int64_t d = 0; d < p.head_dim; ++d) output[d] = sums[d] / state.sum[row];
+  // The tile that is computed after `place`; itself if there is none.
+  const TilePlace& find_next_place(const TilePlace& place) {
+    const Unit* unit = place.unit;
+    int64_t start = place.start + kKeyTile;
+    if (start >= unit->end_key) {
+      if (++unit == end_) return place;
+      start = unit->first_key / kKeyTile * kKeyTile;
+    }
+    TilePlace* other = &scratch_.places[&place == &scratch_.places[0] ? 1 : 0];
+    find_keys(p_, *unit, start, other);
+    return *other;
   }
-}
 
-void attend_unit(const Kernels& kernels, const Problem& p, const Unit& unit) {
-  Scratch& scratch = get_scratch(p);
-  const int64_t rows = unit.num_tokens * p.group();
-  const int64_t state_size = p.max_unit_rows() * (p.padded_dim() + 2);
-  load_queries(p, unit, scratch.queries.data());
-  const AttentionState total = place_state(scratch.states.data(), rows);
-  const AttentionState part = place_state(scratch.states.data() + state_size, rows);
-  attend_span(kernels, p, unit, unit.first_span(), &scratch, total);
-  for (int64_t span = unit.first_span() + 1; span < unit.end_span(); ++span) {
-    attend_span(kernels, p, unit, span, &scratch, part);
-    join_state(total, part, rows, p.padded_dim());
+  void attend_span(const Unit& unit, int64_t span, const AttentionState& state) {
+    const int64_t rows = unit.head_rows, padded_dim = p_.padded_dim();
+    clear_state(state, unit.num_rows(), padded_dim);
+    AttentionTile tile = {};
+    tile.num_rows = rows;
+    tile.head_dim = p_.head_dim;
+    tile.padded_dim = padded_dim;
+    tile.visible = scratch_.visible.data();
+    tile.packed_keys = scratch_.packed_keys.data();
+    tile.packed_values = scratch_.packed_values.data();
+    tile.scores = scratch_.scores.data();
+    tile.decay = scratch_.decay.data();
+    const int64_t end = std::min((span + 1) * kSpan, unit.end_key);
+    for (int64_t start = unit.first_tile(span); start < end; start += kKeyTile) {
+      const TilePlace& place = find_place(unit, start);
+      const TilePlace& next_place = find_next_place(place);
+      find_visible(p_, unit, place, scratch_.visible.data());
+      tile.first_key = place.first_key;
+      tile.end_key = place.end_key;
+      tile.slots = place.slots;
+      for (int64_t head = 0; head < unit.num_heads; ++head) {
+        const bool is_last = head + 1 == unit.num_heads;
+        tile.queries = scratch_.queries.data() + head * rows * p_.head_dim;
+        tile.keys = p_.keys(unit.first_head + head);
+        tile.values = p_.values(unit.first_head + head);
+        tile.next_keys = p_.keys(is_last ? next_place.unit->first_head : unit.first_head + head + 1);
+        tile.next_slots = is_last ? next_place.slots : place.slots;
+        tile.state = {state.max + head * rows, state.sum + head * rows, state.output + head * rows * padded_dim};
+        attend_(tile);
+      }
+    }
   }
-  write_output(p, unit, total);
-}
+
+  void (*attend_)(const AttentionTile&);
+  const Problem& p_;
+  const Unit* end_;
+  Scratch& scratch_;
+};
 
 // For few units: every span is an item of its own, so that all threads share one long context.
 void attend_split(const Kernels& kernels, const Problem& p, const std::vector<Unit>& units, int num_threads) {
@@ -234,58 +320,92 @@ void attend_split(const Kernels& kernels, const Problem& p, const std::vector<Un
   for (const Unit& unit : units) {
     for (int64_t span = unit.first_span(); span < unit.end_span(); ++span) {
       items.push_back({&unit, span, num_floats});
-      num_floats += unit.num_tokens * p.group() * (p.padded_dim() + 2);
+      num_floats += unit.num_rows() * p.state_size();
     }
   }
   std::vector<float> states(to_size(num_floats));
   const auto place = [&](const Item& item) {
-    return place_state(&states[to_size(item.state_offset)], item.unit->num_tokens * p.group());
+    return place_state(&states[to_size(item.state_offset)], item.unit->num_rows());
   };
-  parallel_for(static_cast<int64_t>(items.size()), num_threads, [&](int64_t i) {
-    const Item& item = items[to_size(i)];
-    Scratch& scratch = get_scratch(p);
-    load_queries(p, *item.unit, scratch.queries.data());
-    attend_span(kernels, p, *item.unit, item.span, &scratch, place(item));
+  const auto count = static_cast<int64_t>(items.size());
+  const int64_t num_shares = std::min(count, num_threads * kSharesPerThread);
+  parallel_for(num_shares, num_threads, [&](int64_t share) {
+    for (int64_t i = count * share / num_shares; i < count * (share + 1) / num_shares; ++i) {
+      const Item& item = items[to_size(i)];
+      Walk(kernels, p, item.unit + 1).attend_part(*item.unit, item.span, place(item));
+    }
   });
   for (size_t i = 0; i < items.size();) {
     const Unit& unit = *items[i].unit;
     const AttentionState total = place(items[i]);
     for (++i; i < items.size() && items[i].unit == &unit; ++i) {
-      join_state(total, place(items[i]), unit.num_tokens * p.group(), p.padded_dim());
+      join_state(total, place(items[i]), unit.num_rows(), p.padded_dim());
     }
-    write_output(p, unit, total);
+    Walk(kernels, p, &unit + 1).write_output(unit, total);
   }
+}
+
+// For many units: shares of neighbouring ones, of about equal cost; the last, which are often the longest, come first.
+void attend_shares(const Kernels& kernels, const Problem& p, const std::vector<Unit>& units, int num_threads) {
+  std::vector<int64_t> costs_before(units.size() + 1, 0);
+  for (size_t i = 0; i < units.size(); ++i) costs_before[i + 1] = costs_before[i] + units[i].cost();
+  const int64_t num_shares = num_threads == 1 ? 1 : num_threads * kSharesPerThread;
+  const auto find_border = [&](int64_t share) {  // the first unit that starts at or after the share's part of the cost
+    const auto at =
+        std::lower_bound(costs_before.begin(), costs_before.end() - 1, costs_before.back() * share / num_shares);
+    return units.data() + (at - costs_before.begin());
+  };
+  parallel_for(num_shares, num_threads, [&](int64_t i) {
+    const int64_t share = num_shares - 1 - i;
+    const Unit* end = share + 1 == num_shares ? units.data() + units.size() : find_border(share + 1);
+    Walk walk(kernels, p, end);
+    for (const Unit* unit = find_border(share); unit < end; ++unit) walk.attend_unit(*unit);
+  });
 }
 
 void attend(const Problem& p, int32_t max_threads) {
   const Kernels& kernels = get_kernels();
-  const std::vector<Unit> units = plan_units(p);
+  std::vector<Unit> units = plan_units(p, true);
   int64_t num_elements = 0, num_spans = 0;
   for (const Unit& unit : units) {
-    num_elements += (unit.end_key - unit.first_key) * p.head_dim * (2 + unit.num_tokens * p.group());
+    num_elements += (unit.end_key - unit.first_key) * p.head_dim * (2 * unit.num_heads + unit.num_rows());
     num_spans += unit.end_span() - unit.first_span();
   }
   const int num_threads = choose_threads(num_elements, max_threads);
-  const auto num_units = static_cast<int64_t>(units.size());
-  if (num_units < 4 * num_threads && num_spans > num_units && num_threads > 1) {
+  if (num_threads > 1 && static_cast<int64_t>(units.size()) < 4 * num_threads) {
+    if (num_spans < 4 * num_threads) units = plan_units(p, false);
     attend_split(kernels, p, units, num_threads);
   } else {
-    parallel_for(num_units, num_threads, [&](int64_t i) { attend_unit(kernels, p, units[to_size(i)]); });
+    attend_shares(kernels, p, units, num_threads);
   }
 }
 
 }  // namespace
 }  // namespace vllm::cpu
 
-int32_t vllm_paged_attention(const float* query, int64_t token_stride, int64_t num_heads, const float* kv_cache,
-                             int64_t num_blocks, int64_t block_size, int64_t num_kv_heads, int64_t head_dim,
-                             const int32_t* block_tables, int64_t table_stride, const int32_t* query_starts,
-                             const int32_t* seq_lens, int64_t num_requests, float scale, int64_t sliding_window,
-                             int32_t num_threads, float* output) {
+int32_t vllm_paged_attention(const float* query, int64_t token_stride, int64_t num_heads, const void* kv_cache,
+                             int32_t kv_kind, int64_t num_blocks, int64_t block_size, int64_t num_kv_heads,
+                             int64_t head_dim, const int32_t* block_tables, int64_t table_stride,
+                             const int32_t* query_starts, const int32_t* seq_lens, int64_t num_requests, float scale,
+                             int64_t sliding_window, int32_t num_threads, float* output) {
   using namespace vllm::cpu;
-  const Problem problem = {query,        token_stride, num_heads,      kv_cache,     num_blocks,   block_size,
-                           num_kv_heads, head_dim,     block_tables,   table_stride, query_starts, seq_lens,
-                           num_requests, scale,        sliding_window, output};
+  const Problem problem = {query,
+                           token_stride,
+                           num_heads,
+                           static_cast<const char*>(kv_cache),
+                           kv_kind == kBfloat16 ? 2 : 4,
+                           num_blocks,
+                           block_size,
+                           num_kv_heads,
+                           head_dim,
+                           block_tables,
+                           table_stride,
+                           query_starts,
+                           seq_lens,
+                           num_requests,
+                           scale,
+                           sliding_window,
+                           output};
   if (has_bad_block(problem)) return kIdOutOfRange;
   return run_guarded([&] { attend(problem, num_threads); });
 }

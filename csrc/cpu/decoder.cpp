@@ -143,18 +143,18 @@ class DecoderRun {
 
   int32_t run_attention(const DecoderLayer& layer, void* kv_cache) const {
     const int64_t query_size = d_.num_heads * d_.head_dim;
-    auto* cache = static_cast<float*>(kv_cache);
+    const auto kv_kind = static_cast<int32_t>(step_.kv_kind);
     int32_t status = multiply(b_.rows, step_.num_tokens, layer.qkv, b_.qkv);
     if (status != kOk) return status;
     status = vllm_rotate_and_write_kv(b_.qkv, layer.qkv.num_columns, step_.num_tokens, d_.num_heads, d_.num_kv_heads,
                                       d_.head_dim, b_.cos, b_.sin, layer.query_norm, layer.key_norm, d_.eps,
-                                      step_.slot_mapping, cache, step_.num_blocks * step_.block_size, num_threads_,
-                                      b_.query);
+                                      step_.slot_mapping, kv_cache, kv_kind, step_.num_blocks * step_.block_size,
+                                      num_threads_, b_.query);
     if (status != kOk) return status;
-    status = vllm_paged_attention(b_.query, query_size, d_.num_heads, cache, step_.num_blocks, step_.block_size,
-                                  d_.num_kv_heads, d_.head_dim, step_.block_tables, step_.table_stride,
-                                  step_.query_starts, step_.seq_lens, step_.num_requests, d_.attention_scale,
-                                  layer.sliding_window, num_threads_, b_.rows);
+    status = vllm_paged_attention(b_.query, query_size, d_.num_heads, kv_cache, kv_kind, step_.num_blocks,
+                                  step_.block_size, d_.num_kv_heads, d_.head_dim, step_.block_tables,
+                                  step_.table_stride, step_.query_starts, step_.seq_lens, step_.num_requests,
+                                  d_.attention_scale, layer.sliding_window, num_threads_, b_.rows);
     return status == kOk ? multiply(b_.rows, step_.num_tokens, layer.attention_out, b_.added) : status;
   }
 

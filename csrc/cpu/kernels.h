@@ -36,15 +36,20 @@ struct KeyRange {
   int32_t first, end;  // keys of the tile, from 0
 };
 
+// The keys and values lie in the cache as float32 or bfloat16, as the kernel's name says.
 struct AttentionTile {
   int64_t num_rows, head_dim;
-  int64_t padded_dim;          // head_dim rounded up to 16
-  const float* queries;        // [num_rows, head_dim], scaled
-  const float* const* keys;    // [kKeyTile]; those outside [first_key, end_key) point at zeros
-  const float* const* values;  // [kKeyTile], each padded_dim long; read in [first_key, end_key) only
+  int64_t padded_dim;         // head_dim rounded up to 16
+  const float* queries;       // [num_rows, head_dim], scaled
+  const void* keys;           // key k starts slots[k] numbers after it
+  const void* values;         // the same for values
+  const void* next_keys;      // what is read into the cache meanwhile: those of the next tile
+  const int64_t* slots;       // [kKeyTile]; those outside [first_key, end_key) repeat others
+  const int64_t* next_slots;  // [kKeyTile]
   int64_t first_key, end_key;
-  const KeyRange* visible;  // [num_rows]; first == end where a row sees nothing
+  const KeyRange* visible;  // [num_rows], rising; first == end where a row sees nothing
   float* packed_keys;       // scratch [head_dim, kKeyTile]
+  float* packed_values;     // scratch [kKeyTile, padded_dim]
   float* scores;            // scratch [num_rows, kKeyTile]
   float* decay;             // scratch [num_rows]
   AttentionState state;
@@ -99,7 +104,8 @@ struct Kernels {
   // Draws among tokens [first, end); `first` is a multiple of 64.
   void (*draw)(const float* logits, int64_t first, int64_t end, const PhiloxKey& key, DrawState* state);
   void (*philox)(int64_t first, const PhiloxKey& key, uint32_t* bits);  // the 64 words from token `first` on
-  void (*attend_tile)(const AttentionTile& tile);
+  void (*attend_float32)(const AttentionTile& tile);
+  void (*attend_bfloat16)(const AttentionTile& tile);
   // With a residual: residual += x first, and the norm is the residual's. output may be x.
   void (*rms_norm)(const float* x, float* residual, const float* weight, int64_t size, float eps, float* output);
   void (*rotate)(const float* x, const float* cos, const float* sin, int64_t dim, float* output);  // not in place

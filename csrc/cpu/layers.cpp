@@ -1,5 +1,6 @@
 // The operations between matrix products: norms, rotation, activation, and writing the cache.
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "api.h"
@@ -31,19 +32,49 @@ void turn_heads(const Kernels& kernels, const float* heads, int64_t count, int64
   }
 }
 
+// Bfloat16 numbers nearest to x, to even on ties; NaN stays NaN.
+void round_to_bfloat16(const float* x, int64_t count, uint16_t* rounded) {
+  for (int64_t i = 0; i < count; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, x + i, sizeof bits);
+    const uint32_t nearest = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+    rounded[i] = static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : nearest);
+  }
+}
+
+// The paged cache as rows of keys, then as many rows of values.
+struct CacheRows {
+  void* numbers;
+  int32_t kind;
+  int64_t num_slots, row_size;
+
+  float* key(int64_t slot) const { return static_cast<float*>(numbers) + slot * row_size; }  // of a float32 cache
+  void write_key(int64_t slot, const float* row) const { write(slot * row_size, row); }
+  void write_value(int64_t slot, const float* row) const { write((num_slots + slot) * row_size, row); }
+
+ private:
+  void write(int64_t offset, const float* row) const {
+    if (kind == kBfloat16) {
+      round_to_bfloat16(row, row_size, static_cast<uint16_t*>(numbers) + offset);
+    } else {
+      std::copy_n(row, row_size, static_cast<float*>(numbers) + offset);
+    }
+  }
+};
+
 }  // namespace
 }  // namespace vllm::cpu
 
 int32_t vllm_write_kv(const float* key, int64_t key_stride, const float* value, int64_t value_stride,
-                      int64_t num_tokens, int64_t row_size, const int64_t* slot_mapping, float* kv_cache,
-                      int64_t num_slots, int32_t num_threads) {
+                      int64_t num_tokens, int64_t row_size, const int64_t* slot_mapping, void* kv_cache,
+                      int32_t kv_kind, int64_t num_slots, int32_t num_threads) {
   using namespace vllm::cpu;
   if (!are_slots(slot_mapping, num_tokens, num_slots)) return kIdOutOfRange;
+  const CacheRows cache = {kv_cache, kv_kind, num_slots, row_size};
   parallel_shares(num_tokens, choose_threads(2 * num_tokens * row_size, num_threads), [&](int64_t first, int64_t end) {
     for (int64_t token = first; token < end; ++token) {
-      float* slot = kv_cache + slot_mapping[token] * row_size;
-      std::copy_n(key + token * key_stride, row_size, slot);
-      std::copy_n(value + token * value_stride, row_size, slot + num_slots * row_size);
+      cache.write_key(slot_mapping[token], key + token * key_stride);
+      cache.write_value(slot_mapping[token], value + token * value_stride);
     }
   });
   return kOk;
@@ -52,25 +83,29 @@ int32_t vllm_write_kv(const float* key, int64_t key_stride, const float* value, 
 int32_t vllm_rotate_and_write_kv(const float* qkv, int64_t token_stride, int64_t num_tokens, int64_t num_heads,
                                  int64_t num_kv_heads, int64_t head_dim, const float* cos, const float* sin,
                                  const float* query_norm, const float* key_norm, float eps, const int64_t* slot_mapping,
-                                 float* kv_cache, int64_t num_slots, int32_t num_threads, float* query) {
+                                 void* kv_cache, int32_t kv_kind, int64_t num_slots, int32_t num_threads,
+                                 float* query) {
   using namespace vllm::cpu;
   if (!are_slots(slot_mapping, num_tokens, num_slots)) return kIdOutOfRange;
   const Kernels& kernels = get_kernels();
   const int64_t query_size = num_heads * head_dim, kv_size = num_kv_heads * head_dim;
+  const CacheRows cache = {kv_cache, kv_kind, num_slots, kv_size};
   const int threads = choose_threads(num_tokens * (query_size + 2 * kv_size), num_threads);
   return run_guarded([&] {
     parallel_shares(num_tokens, threads, [&](int64_t first, int64_t end) {
-      std::vector<float> normalised(static_cast<size_t>(head_dim));
+      std::vector<float> normalised(static_cast<size_t>(head_dim)), turned(static_cast<size_t>(kv_size));
       for (int64_t token = first; token < end; ++token) {
         const float* heads = qkv + token * token_stride;
         const float* token_cos = cos + token * head_dim;
         const float* token_sin = sin + token * head_dim;
-        float* slot = kv_cache + slot_mapping[token] * kv_size;
+        const int64_t slot = slot_mapping[token];
+        float* key = kv_kind == kBfloat16 ? turned.data() : cache.key(slot);
         turn_heads(kernels, heads, num_heads, head_dim, {query_norm, eps}, token_cos, token_sin, normalised.data(),
                    query + token * query_size);
         turn_heads(kernels, heads + query_size, num_kv_heads, head_dim, {key_norm, eps}, token_cos, token_sin,
-                   normalised.data(), slot);
-        std::copy_n(heads + query_size + kv_size, kv_size, slot + num_slots * kv_size);
+                   normalised.data(), key);
+        if (key == turned.data()) cache.write_key(slot, key);
+        cache.write_value(slot, heads + query_size + kv_size);
       }
     });
   });

@@ -103,6 +103,13 @@ def test_a_value_that_asks_for_nothing_passes(folder: pathlib.Path, name: str, v
 
 
 @pytest.mark.parametrize(
+    ("asked", "meant"), [("auto", "auto"), ("float32", "float32"), ("bfloat16", "bfloat16"), ("bf16", "bfloat16")]
+)
+def test_the_kv_cache_may_hold_bfloat16(folder: pathlib.Path, asked: str, meant: str) -> None:
+    assert config_of(folder, kv_cache_dtype=asked).cache_config.kv_cache_dtype == meant
+
+
+@pytest.mark.parametrize(
     ("args", "words"),
     [
         ({"max_model_len": 257}, "from 1 to 256"),
@@ -133,12 +140,17 @@ def test_a_value_out_of_its_range_is_refused(folder: pathlib.Path, args: dict, w
     assert caught.value.parameter in args
 
 
-def test_batch_invariant_mode_is_refused_and_not_ignored(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_invariant_mode_is_asked_for_by_argument_or_by_environment(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
+    assert not config_of(folder).batch_invariant
+    assert config_of(folder, batch_invariant=True).batch_invariant
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
-    config_of(folder)
+    assert not config_of(folder).batch_invariant
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    with pytest.raises(VLLMUnsupportedError, match="VLLM_BATCH_INVARIANT"):
-        config_of(folder)
+    assert config_of(folder).batch_invariant
+    assert not config_of(folder, batch_invariant=False).batch_invariant, "what is said here wins"
 
 
 def test_numbers_may_be_written_as_people_write_them(folder: pathlib.Path) -> None:

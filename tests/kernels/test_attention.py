@@ -37,6 +37,7 @@ def make_case(
     block_size: int = 16,
     sliding_window: int | None = None,
     sharpness: float = 1.0,
+    cache_dtype: torch.dtype = torch.float32,
 ) -> Case:
     num_heads, num_kv_heads, head_dim = heads
     random = np.random.default_rng(sum(seq_lens) * 31 + len(seq_lens))
@@ -48,6 +49,7 @@ def make_case(
     keys, values = [], []
     for r, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
         pair = random.standard_normal((2, seq_len, num_kv_heads, head_dim)).astype(np.float32)
+        pair = torch.from_numpy(pair).to(cache_dtype).float().numpy()  # what the cache can hold
         lowest = 0 if sliding_window is None else max(0, seq_len - query_len - sliding_window + 1)
         for position in range(lowest, seq_len):  # what no row sees has no block: it may have been given back
             if tables[r, position // block_size] == NOWHERE:
@@ -57,8 +59,8 @@ def make_case(
         values.append(pair[1])
     query = random.standard_normal((sum(query_lens), num_heads, head_dim)).astype(np.float32) * sharpness
     starts = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
-    tensors = map(torch.from_numpy, (query, cache, tables, starts, np.array(seq_lens, np.int32)))
-    return Case(*tensors, keys, values)
+    query, cache, *requests = map(torch.from_numpy, (query, cache, tables, starts, np.array(seq_lens, np.int32)))
+    return Case(query, cache.to(cache_dtype), *requests, keys, values)
 
 
 def judge(case: Case, scale: float, sliding_window: int | None) -> np.ndarray:
@@ -97,6 +99,18 @@ def test_any_number_of_heads_and_dimensions(ops: SimpleNamespace, heads: tuple[i
     case = make_case([1, 70, 3], [33, 70, 80], heads=heads)
     found = ops.paged_attention(*case.arguments, heads[2] ** -0.5)
     np.testing.assert_allclose(found.numpy(), judge(case, heads[2] ** -0.5, None), atol=3e-6, rtol=0)
+
+
+@pytest.mark.parametrize("sliding_window", [None, 5, 100])
+@pytest.mark.parametrize("heads", [(9, 3, 64), (6, 2, 32), (8, 1, 80), (3, 3, 5), (2, 1, 24), (32, 1, 8)])
+def test_a_bfloat16_cache_is_read_exactly(
+    ops: SimpleNamespace, heads: tuple[int, int, int], sliding_window: int | None
+) -> None:
+    case = make_case(
+        [1, 70, 3, 1], [33, 70, 280, 300], heads, sliding_window=sliding_window, cache_dtype=torch.bfloat16
+    )
+    found = ops.paged_attention(*case.arguments, 0.2, sliding_window)
+    np.testing.assert_allclose(found.numpy(), judge(case, 0.2, sliding_window), atol=3e-6, rtol=0)
 
 
 @pytest.mark.parametrize("sharpness", [1e-30, 1e3, 1e30])
@@ -157,11 +171,17 @@ def variant(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+CACHE_DTYPES = [torch.float32, torch.bfloat16]
+
+
 @pytest.mark.usefixtures("variant")
-@pytest.mark.parametrize("sliding_window", [None, 50])
-def test_chunks_of_any_size_give_the_same_bits(sliding_window: int | None) -> None:
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES, ids=str)
+@pytest.mark.parametrize(("heads", "sliding_window"), [((6, 2, 32), None), ((6, 2, 32), 50), ((9, 3, 24), 7)])
+def test_chunks_of_any_size_give_the_same_bits(
+    heads: tuple[int, int, int], sliding_window: int | None, cache_dtype: torch.dtype
+) -> None:
     length = 333
-    case = make_case([length], [length])
+    case = make_case([length], [length], heads, cache_dtype=cache_dtype)
 
     def compute(chunk: int) -> torch.Tensor:
         parts = []
@@ -176,14 +196,15 @@ def test_chunks_of_any_size_give_the_same_bits(sliding_window: int | None) -> No
         return torch.cat(parts)
 
     whole = compute(length)
-    for chunk in (1, 17, 64, 100):
+    for chunk in (1, 2, 5, 17, 64, 100):
         assert torch.equal(whole, compute(chunk)), chunk
 
 
 @pytest.mark.usefixtures("variant")
-def test_batch_mates_and_block_sizes_do_not_change_a_bit() -> None:
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES, ids=str)
+def test_batch_mates_and_block_sizes_do_not_change_a_bit(cache_dtype: torch.dtype) -> None:
     query_lens, seq_lens = [1, 30, 1, 1], [600, 40, 5, 300]
-    case = make_case(query_lens, seq_lens)
+    case = make_case(query_lens, seq_lens, cache_dtype=cache_dtype)
     together = _custom_ops.paged_attention(*case.arguments, 0.2)
     for r in range(4):
         first, end = case.query_starts[r : r + 2].tolist()
@@ -197,7 +218,7 @@ def test_batch_mates_and_block_sizes_do_not_change_a_bit() -> None:
         )
         assert torch.equal(alone, together[first:end])
     for block_size in (1, 7, 64):
-        other = make_case(query_lens, seq_lens, block_size=block_size)
+        other = make_case(query_lens, seq_lens, block_size=block_size, cache_dtype=cache_dtype)
         other = other._replace(query=case.query)
         for r in range(4):  # the same numbers in other blocks
             for position in range(seq_lens[r]):
@@ -207,7 +228,7 @@ def test_batch_mates_and_block_sizes_do_not_change_a_bit() -> None:
         assert torch.equal(_custom_ops.paged_attention(*other.arguments, 0.2), together), block_size
 
 
-@pytest.mark.parametrize("query_lens", [[1], [1, 1], [200], [1] * 40])
+@pytest.mark.parametrize("query_lens", [[1], [1, 1], [200], [1] * 40, [1] * 9 + [80]])
 def test_attention_does_not_depend_on_the_number_of_threads(query_lens: list[int]) -> None:
     case = make_case(query_lens, [700 - 11 * r for r in range(len(query_lens))])
     torch.set_num_threads(1)

@@ -105,6 +105,33 @@ def test_keys_and_values_go_to_their_slots_and_nowhere_else(ops: SimpleNamespace
     assert torch.equal(cache.flatten(1, 2), expected)
 
 
+def test_a_bfloat16_cache_gets_the_nearest_numbers(ops: SimpleNamespace) -> None:
+    """Ties to even, overflow to infinity, NaN stays NaN whatever its bits: torch's own rounding."""
+    bits = torch.arange(0, 1 << 32, 65521, dtype=torch.int64)  # every exponent, many mantissas
+    ties = torch.tensor([0x3F808000, 0x3F818000, 0xBF808000, 0x00008000, 0x7F7FFFFF, 0x7F800001, 0xFFFFFFFF])
+    numbers = torch.cat([bits, ties]).to(torch.int32).view(torch.float32)[-64 * 1024 :].view(-1, 2, 32)
+    key, value = numbers, numbers.flip(0)
+    cache = torch.zeros(2, len(key), 1, 2, 32, dtype=torch.bfloat16)
+    slots = torch.arange(len(key))
+    ops.write_kv(key, value, cache, slots)
+    for found, wide in zip(cache.flatten(1, 2), (key, value), strict=True):
+        expected = wide.to(torch.bfloat16)
+        assert torch.equal(found.isnan(), wide.isnan())
+        found, expected = found.nan_to_num(0.0).view(torch.int16), expected.nan_to_num(0.0).view(torch.int16)
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("has_norms", [False, True])
+def test_one_pass_writes_a_bfloat16_cache_as_two_do(ops: SimpleNamespace, has_norms: bool) -> None:
+    qkv, (cos, sin) = make(9, 8, 64), make_rotation(9, 64)
+    norms = (make(64, seed=3), make(64, seed=4)) if has_norms else (None, None)
+    slots = torch.tensor([3, 0, 19, 8, 9, 10, 11, 4, 5])
+    wide, narrow = torch.zeros(2, 5, 4, 2, 64), torch.zeros(2, 5, 4, 2, 64, dtype=torch.bfloat16)
+    query = ops.rotate_and_write_kv(qkv, cos, sin, wide, slots, *norms, 1e-6)
+    assert torch.equal(query, ops.rotate_and_write_kv(qkv, cos, sin, narrow, slots, *norms, 1e-6))
+    assert torch.equal(narrow, wide.to(torch.bfloat16))
+
+
 @pytest.mark.parametrize("slot", [-1, 400])
 def test_a_slot_outside_the_cache_is_refused(ops: SimpleNamespace, slot: int) -> None:
     cache, heads = torch.zeros(2, 50, 8, 1, 4), torch.ones(2, 1, 4)

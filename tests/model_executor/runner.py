@@ -48,11 +48,18 @@ def load(
 class PagedRunner:
     """Requests over one paged cache: NaN where nothing was written, blocks handed out in a shuffled order."""
 
-    def __init__(self, model: LlamaForCausalLM, block_size: int = 4, num_blocks: int = 128, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: LlamaForCausalLM,
+        block_size: int = 4,
+        num_blocks: int = 128,
+        seed: int = 0,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
         self.model = model
         self.block_size = block_size
         self.device = next(model.parameters()).device
-        self.kv_caches = make_kv_caches(model.config, num_blocks, block_size, model.dtype, self.device)
+        self.kv_caches = make_kv_caches(model.config, num_blocks, block_size, kv_dtype or model.dtype, self.device)
         for cache in self.kv_caches:
             cache.fill_(float("nan"))
         self.free = list(np.random.default_rng(seed).permutation(num_blocks))

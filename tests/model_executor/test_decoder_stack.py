@@ -43,10 +43,16 @@ def restore_threads() -> Any:
     torch.set_num_threads(num_threads)
 
 
-def run(model: LlamaForCausalLM, *, one_call: bool, steps: list[dict[str, int]] = STEPS) -> list[torch.Tensor]:
+def run(
+    model: LlamaForCausalLM,
+    *,
+    one_call: bool,
+    steps: list[dict[str, int]] = STEPS,
+    kv_dtype: torch.dtype | None = None,
+) -> list[torch.Tensor]:
     """Return the logits of each step; at the end of each the way that was asked for must have been taken."""
     model.stack.is_enabled = one_call
-    runner = PagedRunner(model, num_blocks=256)
+    runner = PagedRunner(model, num_blocks=256, kv_dtype=kv_dtype)
     outputs = []
     for number, lengths in enumerate(steps):
         tokens = {name: [(31 * i + 7 * number) % 500 for i in range(length)] for name, length in lengths.items()}
@@ -70,6 +76,13 @@ def test_one_call_gives_the_bits_of_the_modules(tmp_path: pathlib.Path, family: 
     settings = {"max_position_embeddings": 1024} | FAMILIES[family]
     model = load(write_tiny_model(tmp_path, family, tokenizer=False, **settings), **LOADS[kind])
     assert are_equal(run(model, one_call=True), run(model, one_call=False))
+
+
+def test_one_call_gives_the_bits_of_the_modules_over_a_bfloat16_cache(tmp_path: pathlib.Path) -> None:
+    model = load(write_tiny_model(tmp_path, tokenizer=False, max_position_embeddings=1024))
+    narrow = run(model, one_call=True, kv_dtype=torch.bfloat16)
+    assert are_equal(narrow, run(model, one_call=False, kv_dtype=torch.bfloat16))
+    assert not are_equal(narrow, run(model, one_call=True)), "the cache was not rounded"
 
 
 @pytest.mark.parametrize("kind", list(LOADS))

@@ -13,7 +13,7 @@ from vllm.model_executor.layers.linear import Linear
 from vllm.model_executor.model_loader import load_model
 from vllm.model_executor.number_types import NumberTypes, choose_number_types
 
-IDS = [(7 * i + 3) % 500 for i in range(60)]  # both ways of multiplying: up to 48 rows and more
+IDS = [(7 * i + 3) % 500 for i in range(60)]  # several panels of rows
 LOADS = {
     "float32": {},
     "bfloat16": {"dtype": torch.bfloat16},

@@ -75,7 +75,7 @@ class EngineArgs:
     block_size: int | None = _served(None, "positions in a block of the KV cache (16)")
     gpu_memory_utilization: float | None = _served(None, "share of the device's memory; on a CPU only when given")
     kv_cache_memory_bytes: int | str | None = _served(None, "bytes of KV cache")
-    kv_cache_dtype: str = _served("auto", "auto: the model's")
+    kv_cache_dtype: str = _served("auto", "auto: what the model computes in; float32 or bfloat16")
     num_gpu_blocks_override: int | None = _served(None, "KV blocks, for tests of a full cache")
     enable_prefix_caching: bool | None = _served(True, "keep finished blocks for prompts that begin alike")
     enable_prompt_logprobs_cache: bool | None = _served(

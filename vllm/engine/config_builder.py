@@ -180,15 +180,19 @@ def _read_generation_config(args: dict[str, Any], checkpoint: Checkpoint) -> tup
     return {**defaults, **overrides}, read_generation_eos_token_ids({**end_tokens, **overrides})
 
 
+# What may be asked for, and what it is called from here on.
+_KV_CACHE_DTYPES = {name: name for name in ("auto", "float32", "bfloat16")} | {"bf16": "bfloat16"}
+
+
 def _build_cache_config(args: dict[str, Any]) -> CacheConfig:
     share = args["gpu_memory_utilization"]
     if share is not None and not (isinstance(share, int | float) and math.isfinite(share) and 0 < share <= 1):
         raise VLLMValidationError(
             "gpu_memory_utilization must be above 0 and at most 1", parameter="gpu_memory_utilization", value=share
         )
-    if args["kv_cache_dtype"] != "auto":
+    if args["kv_cache_dtype"] not in _KV_CACHE_DTYPES:
         raise VLLMUnsupportedError(
-            "kv_cache_dtype is not supported: the cache holds the model's dtype; use auto",
+            "kv_cache_dtype must be auto (what the model computes in), float32 or bfloat16; narrower are not served",
             parameter="kv_cache_dtype",
             value=args["kv_cache_dtype"],
         )
@@ -202,6 +206,7 @@ def _build_cache_config(args: dict[str, Any]) -> CacheConfig:
         kv_cache_memory_bytes=whole["kv_cache_memory_bytes"],
         cpu_kv_cache_space_gib=envs.cpu_kvcache_space(),
         enable_prefix_caching=bool(args["enable_prefix_caching"]),
+        kv_cache_dtype=_KV_CACHE_DTYPES[args["kv_cache_dtype"]],
         enable_prompt_logprobs_cache=bool(args["enable_prompt_logprobs_cache"]),
         num_gpu_blocks_override=whole["num_gpu_blocks_override"],
     )

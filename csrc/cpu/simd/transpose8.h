@@ -1,4 +1,5 @@
-// Turns keys into columns, 8 by 8; for the instruction sets that have AVX2. Included inside their namespaces' files.
+// Eight rows turned into columns in registers; for the instruction sets that have AVX2. Included inside their
+// namespaces' files.
 #pragma once
 
 #include <immintrin.h>
@@ -7,9 +8,17 @@
 
 namespace vllm::cpu::VLLM_VARIANT {
 
-inline void transpose_8x8(const float* const* keys, int64_t d, int64_t stride, float* packed) {
+inline __m256 load_8(const float* p) { return _mm256_loadu_ps(p); }
+inline __m256 load_8(const uint16_t* p) {  // bfloat16
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+
+// columns[i] = number i of each of the eight rows that start at find_row(0), ... find_row(7)
+template <typename Find>
+inline void load_columns_8(Find find_row, __m256 columns[8]) {
   __m256 rows[8], pairs[8], quads[8];
-  for (int i = 0; i < 8; ++i) rows[i] = _mm256_loadu_ps(keys[i] + d);
+  for (int i = 0; i < 8; ++i) rows[i] = load_8(find_row(i));
   for (int i = 0; i < 8; i += 2) {
     pairs[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
     pairs[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
@@ -21,18 +30,22 @@ inline void transpose_8x8(const float* const* keys, int64_t d, int64_t stride, f
     quads[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xEE);
   }
   for (int i = 0; i < 4; ++i) {
-    _mm256_storeu_ps(packed + (d + i) * stride, _mm256_permute2f128_ps(quads[i], quads[i + 4], 0x20));
-    _mm256_storeu_ps(packed + (d + 4 + i) * stride, _mm256_permute2f128_ps(quads[i], quads[i + 4], 0x31));
+    columns[i] = _mm256_permute2f128_ps(quads[i], quads[i + 4], 0x20);
+    columns[4 + i] = _mm256_permute2f128_ps(quads[i], quads[i + 4], 0x31);
   }
 }
 
-// packed[d * stride + key] = keys[key][d], for a whole number of 16 keys.
-inline void transpose(const float* const* keys, int64_t num_keys, int64_t dim, int64_t stride, float* packed) {
-  for (int64_t key = 0; key < num_keys; key += 8) {
+// packed[d * stride + row] = rows[row][d], for a whole number of 16 rows.
+inline void transpose(const float* const* rows, int64_t num_rows, int64_t dim, int64_t stride, float* packed) {
+  for (int64_t row = 0; row < num_rows; row += 8) {
     int64_t d = 0;
-    for (; d + 8 <= dim; d += 8) transpose_8x8(keys + key, d, stride, packed + key);
+    for (; d + 8 <= dim; d += 8) {
+      __m256 columns[8];
+      load_columns_8([&](int i) { return rows[row + i] + d; }, columns);
+      for (int i = 0; i < 8; ++i) _mm256_storeu_ps(packed + (d + i) * stride + row, columns[i]);
+    }
     for (; d < dim; ++d) {
-      for (int64_t i = 0; i < 8; ++i) packed[d * stride + key + i] = keys[key + i][d];
+      for (int64_t i = 0; i < 8; ++i) packed[d * stride + row + i] = rows[row + i][d];
     }
   }
 }

@@ -1,7 +1,8 @@
 // One tile of keys met by the query rows of one unit of attention. Included once per instruction set, after stretch.h.
 //
 // Every row's arithmetic is its own and in one fixed order: a dot product runs over d = 0, 1, ...; a sum of values runs
-// over keys in rising order; a hidden key adds an exact zero. So a row's result does not depend on the rows beside it.
+// over keys in rising order; a hidden key adds an exact zero or nothing. So a row's result does not depend on the rows
+// beside it, nor on the way the keys came: a few rows meet them as they lie in the cache, many rows meet a packed copy.
 #include <cstdint>
 
 namespace vllm::cpu::VLLM_VARIANT {
@@ -27,92 +28,240 @@ inline void for_each_block(int64_t num_rows, Body body) {
   visit_rest<kBlockRows>(num_rows - first, first, body);
 }
 
-// scores[row][key] = queries[row] . keys[key]
-template <int kCount>
-inline void score_block(const AttentionTile& tile, int64_t first_row, int64_t num_vectors) {
-  const float* queries = tile.queries + first_row * tile.head_dim;
-  for (int64_t v = 0; v < num_vectors; ++v) {
+// The keys that some of the rows see; rows stand in rising order of position.
+inline KeyRange find_range(const AttentionTile& tile, int64_t first_row, int64_t num_rows) {
+  return {tile.visible[first_row].first, tile.visible[first_row + num_rows - 1].end};
+}
+
+inline float to_float(float x) { return x; }
+inline float to_float(uint16_t x) {  // bfloat16
+  const uint32_t bits = static_cast<uint32_t>(x) << 16;
+  float wide;
+  __builtin_memcpy(&wide, &bits, sizeof wide);
+  return wide;
+}
+
+template <typename Number>
+inline Floats load_column(const Number* keys, const int64_t* slots) {
+  float lanes[kLanes];
+  for (int64_t i = 0; i < kLanes; ++i) lanes[i] = to_float(keys[slots[i]]);
+  return load(lanes);
+}
+
+// What is read before and after is read twice, instead of kept in registers that sums need.
+inline void keep_in_order() { asm volatile("" : : : "memory"); }
+
+// Asks for the line that holds number d, once a line, of `count` keys or values. Always inline: GCC takes a call whose
+// only effect is a prefetch for one without effect.
+template <typename Number>
+__attribute__((always_inline)) inline void fetch_line(const void* numbers, const int64_t* slots, int64_t count,
+                                                      int64_t d) {
+  constexpr int64_t kLine = 64 / sizeof(Number);
+  if (d % kLine != 0) return;
+  const Number* at = static_cast<const Number*>(numbers) + d;
+  for (int64_t i = 0; i < count; ++i) __builtin_prefetch(at + slots[i]);
+}
+
+// scores[row][key] = queries[row] . keys[key], with keys as they lie; values are read into the cache meanwhile.
+template <int kCount, typename Number>
+inline void score_few(const AttentionTile& tile) {
+  const auto* keys = static_cast<const Number*>(tile.keys);
+  const int64_t dim = tile.head_dim;
+  for (int64_t key = tile.first_key / kLanes * kLanes; key < tile.end_key; key += kLanes) {
+    const int64_t* slots = tile.slots + key;
     Floats sums[kCount];
     for (int r = 0; r < kCount; ++r) sums[r] = broadcast(0.0f);
-    const float* keys = tile.packed_keys + v * kLanes;
-    for (int64_t d = 0; d < tile.head_dim; ++d) {
-      const Floats key = load(keys + d * kKeyTile);
+    int64_t d = 0;
+    for (; d + 8 <= dim; d += 8) {
+      fetch_line<Number>(tile.values, slots, kLanes, d);
+      add_products_8<kCount>(tile.queries + d, dim, keys + d, slots, sums);
+    }
+    for (; d < dim; ++d) {
+      const Floats column = load_column(keys + d, slots);
       for (int r = 0; r < kCount; ++r) {
-        sums[r] = multiply_add(broadcast(queries[r * tile.head_dim + d]), key, sums[r]);
+        sums[r] = multiply_add(broadcast(tile.queries[r * dim + d]), column, sums[r]);
       }
     }
-    for (int r = 0; r < kCount; ++r) store(tile.scores + (first_row + r) * kKeyTile + v * kLanes, sums[r]);
+    for (int r = 0; r < kCount; ++r) store(tile.scores + r * kKeyTile + key, sums[r]);
   }
 }
 
-// output[row] = output[row] * decay[row] + sum over keys of weights[row][key] * values[key]
+template <typename Number>
+inline void pack_keys(const AttentionTile& tile) {
+  const auto* keys = static_cast<const Number*>(tile.keys);
+  for (int64_t key = tile.first_key / kLanes * kLanes; key < tile.end_key; key += kLanes) {
+    const int64_t* slots = tile.slots + key;
+    float* packed = tile.packed_keys + key;
+    int64_t d = 0;
+    for (; d + 8 <= tile.head_dim; d += 8) pack_8(keys + d, slots, kKeyTile, packed + d * kKeyTile);
+    for (; d < tile.head_dim; ++d) store(packed + d * kKeyTile, load_column(keys + d, slots));
+  }
+}
+
+template <typename Number>
+inline void pack_values(const AttentionTile& tile) {
+  for (int64_t key = tile.first_key; key < tile.end_key; ++key) {
+    const Number* value = static_cast<const Number*>(tile.values) + tile.slots[key];
+    float* packed = tile.packed_values + key * tile.padded_dim;
+    int64_t d = 0;
+    for (; d + kLanes <= tile.head_dim; d += kLanes) store(packed + d, load_wide(value + d));
+    for (; d < tile.padded_dim; ++d) packed[d] = d < tile.head_dim ? to_float(value[d]) : 0.0f;
+  }
+}
+
+// scores[row][key] = queries[row] . keys[key], for packed keys that some row of the block sees
 template <int kCount>
-inline void add_values_block(const AttentionTile& tile, int64_t first_row) {
-  const int64_t stride = tile.padded_dim;
-  float* outputs = tile.state.output + first_row * stride;
-  const float* weights = tile.scores + first_row * kKeyTile;
-  for (int64_t offset = 0; offset < stride; offset += kLanes) {
+inline void score_block(const AttentionTile& tile, int64_t first_row) {
+  const float* queries = tile.queries + first_row * tile.head_dim;
+  float* scores = tile.scores + first_row * kKeyTile;
+  const KeyRange range = find_range(tile, first_row, kCount);
+  for (int64_t key = range.first / kLanes * kLanes; key < range.end; key += kLanes) {
     Floats sums[kCount];
-    for (int r = 0; r < kCount; ++r) {
-      sums[r] = load(outputs + r * stride + offset) * broadcast(tile.decay[first_row + r]);
-    }
-    for (int64_t key = tile.first_key; key < tile.end_key; ++key) {
-      const Floats value = load(tile.values[key] + offset);
+    for (int r = 0; r < kCount; ++r) sums[r] = broadcast(0.0f);
+    const float* keys = tile.packed_keys + key;
+    for (int64_t d = 0; d < tile.head_dim; ++d) {
+      const Floats column = load(keys + d * kKeyTile);
       for (int r = 0; r < kCount; ++r) {
-        sums[r] = multiply_add(broadcast(weights[r * kKeyTile + key]), value, sums[r]);
+        sums[r] = multiply_add(broadcast(queries[r * tile.head_dim + d]), column, sums[r]);
       }
     }
-    for (int r = 0; r < kCount; ++r) store(outputs + r * stride + offset, sums[r]);
+    for (int r = 0; r < kCount; ++r) store(scores + r * kKeyTile + key, sums[r]);
   }
 }
 
-inline float find_max(const float* scores, int64_t num_vectors) {
-  Floats largest = load(scores);
-  for (int64_t v = 1; v < num_vectors; ++v) largest = larger(load(scores + v * kLanes), largest);
-  float lanes[kLanes];
-  store(lanes, largest);
-  float max = lanes[0];
-  for (int64_t i = 1; i < kLanes; ++i) max = lanes[i] > max ? lanes[i] : max;
-  return max;
+// exp(x) for x <= 0 as stretch.h computes it, with fused multiply-adds.
+inline Floats compute_weight(Floats x) {
+  const Floats lowest = broadcast(-87.33f);
+  const Floats bounded = larger(x, lowest);
+  const Floats n = round_to_even(bounded * broadcast(1.44269504f));
+  Floats r = multiply_add(n, broadcast(-0.693145751953125f), bounded);
+  r = multiply_add(n, broadcast(-1.428606765330187e-06f), r);
+  Floats p = multiply_add(broadcast(1.3926184e-03f), r, broadcast(8.363179e-03f));
+  p = multiply_add(p, r, broadcast(4.1666556e-02f));
+  p = multiply_add(p, r, broadcast(1.6666576e-01f));
+  p = multiply_add(p, r, broadcast(5.0e-01f));
+  p = multiply_add(p * r, r, r + broadcast(1.0f));
+  const Words power = shift_left<23>(convert_rounded(n) + broadcast_word(127));
+  return keep_at_least(p * as_floats(power), x, lowest);
 }
 
-// Turns one row's scores into weights below the row's running maximum.
-inline void weigh_row(const AttentionTile& tile, int64_t row, int64_t num_vectors) {
+// Turns one row's scores in `range` into weights below the row's running maximum; those it does not see become 0.
+inline void weigh_row(const AttentionTile& tile, int64_t row, KeyRange range) {
   float* scores = tile.scores + row * kKeyTile;
-  for (int64_t key = 0; key < tile.visible[row].first; ++key) scores[key] = -kInfinity;
-  for (int64_t key = tile.visible[row].end; key < num_vectors * kLanes; ++key) scores[key] = -kInfinity;
+  const int64_t start = range.first / kLanes * kLanes, end = (range.end + kLanes - 1) / kLanes * kLanes;
+  for (int64_t key = start; key < tile.visible[row].first; ++key) scores[key] = -kInfinity;
+  for (int64_t key = tile.visible[row].end; key < end; ++key) scores[key] = -kInfinity;
   const float before = tile.state.max[row];
-  const float seen = find_max(scores, num_vectors);
-  const float max = seen > before ? seen : before;
-  const float shift = max > -kInfinity ? max : 0.0f;  // nothing visible yet: weights and decay become 0
+  Floats largest = broadcast(before);
+  for (int64_t key = start; key < end; key += kLanes) largest = larger(load(scores + key), largest);
+  const float max = find_largest_lane(largest);
+  const float shift = max > -kInfinity ? max : 0.0f;  // nothing visible yet: weights become 0
   Floats total = broadcast(0.0f);
-  for (int64_t v = 0; v < num_vectors; ++v) {
-    const Floats weight = compute_exp(load(scores + v * kLanes) - broadcast(shift));
-    store(scores + v * kLanes, weight);
+  for (int64_t key = start; key < end; key += kLanes) {
+    const Floats weight = compute_weight(load(scores + key) - broadcast(shift));
+    store(scores + key, weight);
     total = total + weight;
   }
-  float lanes[kLanes];
-  store(lanes, total);
-  float sum = 0;
-  for (float lane : lanes) sum += lane;
   float decay = 1.0f;
   if (before != max) {
-    store(lanes, compute_exp(broadcast(before - shift)));
+    float lanes[kLanes];
+    store(lanes, compute_weight(broadcast(before - shift)));
     decay = lanes[0];
   }
   tile.state.max[row] = max;
-  tile.state.sum[row] = tile.state.sum[row] * decay + sum;
+  tile.state.sum[row] = tile.state.sum[row] * decay + add_lanes(total);
   tile.decay[row] = decay;
 }
 
-inline void attend_tile(const AttentionTile& tile) {
-  const int64_t num_vectors = (tile.end_key + kLanes - 1) / kLanes;
-  transpose(tile.keys, num_vectors * kLanes, tile.head_dim, kKeyTile, tile.packed_keys);
-  for_each_block(tile.num_rows,
-                 [&](auto rows, int64_t first) { score_block<decltype(rows)::value>(tile, first, num_vectors); });
-  for (int64_t row = 0; row < tile.num_rows; ++row) weigh_row(tile, row, num_vectors);
-  for_each_block(tile.num_rows,
-                 [&](auto rows, int64_t first) { add_values_block<decltype(rows)::value>(tile, first); });
+// Where values lie, and which keys are fetched while they are read.
+template <typename Number>
+struct CachedValues {
+  const AttentionTile& tile;
+
+  const Number* find(int64_t key) const { return static_cast<const Number*>(tile.values) + tile.slots[key]; }
+  __attribute__((always_inline)) void fetch(int64_t key, int64_t offset) const {
+    fetch_line<Number>(tile.next_keys, tile.next_slots + key, 1, offset);
+  }
+};
+struct PackedValues {
+  const AttentionTile& tile;
+
+  const float* find(int64_t key) const { return tile.packed_values + key * tile.padded_dim; }
+  void fetch(int64_t, int64_t) const {}
+};
+
+// output[row] = output[row] * decay[row] + sum over keys of weights[row][key] * values[key], for kWide vectors of
+// output from `offset` on
+template <int kCount, int kWide, typename Values>
+inline void add_values_at(const AttentionTile& tile, int64_t first_row, KeyRange range, int64_t offset, Values values) {
+  const int64_t stride = tile.padded_dim;
+  float* outputs = tile.state.output + first_row * stride + offset;
+  const float* weights = tile.scores + first_row * kKeyTile;
+  Floats sums[kCount * kWide];
+  for (int i = 0; i < kCount * kWide; ++i) {
+    sums[i] = load(outputs + i / kWide * stride + i % kWide * kLanes) * broadcast(tile.decay[first_row + i / kWide]);
+  }
+  for (int64_t key = range.first; key < range.end; ++key) {
+    const auto* value = values.find(key) + offset;
+    for (int w = 0; w < kWide; ++w) {
+      if (w > 0) keep_in_order();
+      values.fetch(key, offset + w * kLanes);
+      const Floats wide = load_wide(value + w * kLanes);
+      for (int r = 0; r < kCount; ++r) {
+        sums[r * kWide + w] = multiply_add(broadcast(weights[r * kKeyTile + key]), wide, sums[r * kWide + w]);
+      }
+    }
+  }
+  for (int i = 0; i < kCount * kWide; ++i) store(outputs + i / kWide * stride + i % kWide * kLanes, sums[i]);
 }
+
+template <int kCount, typename Values>
+inline void add_values(const AttentionTile& tile, int64_t first_row, KeyRange range, Values values) {
+  constexpr int kWide = 2 * kCount <= kBlockRows ? 2 : 1;  // few rows need both for enough independent sums
+  int64_t offset = 0;
+  for (; offset + kWide * kLanes <= tile.padded_dim; offset += kWide * kLanes) {
+    add_values_at<kCount, kWide>(tile, first_row, range, offset, values);
+  }
+  if (offset < tile.padded_dim) add_values_at<kCount, 1>(tile, first_row, range, offset, values);
+}
+
+template <int kCount, typename Number>
+inline void attend_few(const AttentionTile& tile) {
+  score_few<kCount, Number>(tile);
+  const KeyRange range = find_range(tile, 0, kCount);
+  for (int r = 0; r < kCount; ++r) weigh_row(tile, r, range);
+  if (tile.head_dim == tile.padded_dim) {
+    add_values<kCount>(tile, 0, range, CachedValues<Number>{tile});
+  } else {
+    pack_values<Number>(tile);
+    add_values<kCount>(tile, 0, range, PackedValues{tile});
+  }
+}
+
+template <typename Number>
+inline void attend_tile(const AttentionTile& tile) {
+  if (tile.num_rows <= kFewRows) {
+    visit_rest<kFewRows>(tile.num_rows, 0,
+                         [&](auto rows, int64_t) { attend_few<decltype(rows)::value, Number>(tile); });
+    return;
+  }
+  pack_keys<Number>(tile);
+  pack_values<Number>(tile);
+  for_each_block(tile.num_rows, [&](auto rows, int64_t first) {
+    constexpr int kCount = decltype(rows)::value;
+    const KeyRange range = find_range(tile, first, kCount);
+    if (range.first >= range.end) return;
+    score_block<kCount>(tile, first);
+    for (int r = 0; r < kCount; ++r) weigh_row(tile, first + r, range);
+  });
+  for_each_block(tile.num_rows, [&](auto rows, int64_t first) {
+    constexpr int kCount = decltype(rows)::value;
+    const KeyRange range = find_range(tile, first, kCount);
+    if (range.first < range.end) add_values<kCount>(tile, first, range, PackedValues{tile});
+  });
+}
+
+inline void attend_float32(const AttentionTile& tile) { attend_tile<float>(tile); }
+inline void attend_bfloat16(const AttentionTile& tile) { attend_tile<uint16_t>(tile); }
 
 }  // namespace vllm::cpu::VLLM_VARIANT

@@ -9,15 +9,18 @@
 #define VLLM_TABLE kAvx512Kernels
 #include "../simd/avx512.h"
 #include "../simd/dot_avx512.h"
+#include "../simd/keys_avx512.h"
 #elif defined(VLLM_VARIANT_AVX2)
 #define VLLM_VARIANT avx2
 #define VLLM_TABLE kAvx2Kernels
 #include "../simd/avx2.h"
 #include "../simd/dot_avx2.h"
+#include "../simd/keys_avx2.h"
 #else
 #define VLLM_VARIANT portable
 #define VLLM_TABLE kPortableKernels
 #include "../simd/dot_portable.h"
+#include "../simd/keys_portable.h"
 #include "../simd/portable.h"
 #endif
 
@@ -48,7 +51,8 @@ const Kernels VLLM_TABLE = {
     VLLM_VARIANT::subtract,
     VLLM_VARIANT::draw,
     VLLM_VARIANT::philox,
-    VLLM_VARIANT::attend_tile,
+    VLLM_VARIANT::attend_float32,
+    VLLM_VARIANT::attend_bfloat16,
     VLLM_VARIANT::rms_norm,
     VLLM_VARIANT::rotate,
     VLLM_VARIANT::silu_and_multiply,

@@ -124,7 +124,7 @@ def assert_equal_logprobs(one: Any, other: Any) -> None:
     assert (one is None) == (other is None)
     if one is not None:
         for column, other_column in zip(one.to_arrays(), other.to_arrays(), strict=True):
-            np.testing.assert_allclose(column, other_column, rtol=0, atol=1e-5)
+            np.testing.assert_allclose(column, other_column, rtol=0, atol=1e-4)  # promise 10: rounding of another batch
 
 
 def test_a_mixed_batch_comes_out_as_from_a_core_in_this_process(mp_engine: LLMEngine, engine: LLMEngine) -> None:

@@ -99,7 +99,8 @@ def run_server(args: argparse.Namespace) -> int:
     read_chat_template(args.chat_template)
     listener = bind_unix_listener(args.uds) if args.uds else bind_listener(args.host, args.port)
     try:
-        engine = _start_engine(args)
+        with _ending_at_sigterm():
+            engine = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(args))  # outside of a loop: Ctrl-C works
         try:
             return uvloop.run(_serve(engine, args, listener))
         finally:
@@ -110,11 +111,17 @@ def run_server(args: argparse.Namespace) -> int:
             pathlib.Path(args.uds).unlink(missing_ok=True)
 
 
-def _start_engine(args: argparse.Namespace) -> AsyncLLM:
-    """Return the engine; a signal while its model loads ends the process, and the core with it."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # until the loop has its own
-    return AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(args))  # outside of a loop: Ctrl-C works
+@contextlib.contextmanager
+def _ending_at_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the process and its core while a model loads: the loop that will hear it is not there yet."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def bind_listener(host: str, port: int) -> socket.socket:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from vllm._ops_decoder import DecoderLayer, DecoderMatrix, DecoderPlan, DecoderShape, DecoderStep, can_run_decoder
+from vllm._ops_library import KV_KINDS
 from vllm.config import TransformerConfig
 from vllm.model_executor.layers.activation import ACTIVATIONS, is_silu
 from vllm.model_executor.layers.embedding import Embedding
@@ -155,7 +156,7 @@ def _is_plain(module: nn.Module, expected: type[nn.Module] | None) -> bool:
 
 
 def _fit(token_ids: torch.Tensor, kv_caches: Sequence[torch.Tensor], num_layers: int) -> bool:
-    return token_ids.is_cpu and len(kv_caches) == num_layers > 0 and kv_caches[0].dtype == torch.float32
+    return token_ids.is_cpu and len(kv_caches) == num_layers > 0 and kv_caches[0].dtype in KV_KINDS
 
 
 def _describe_matrix(module: WeightMatrix) -> DecoderMatrix:

@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from vllm import _custom_ops as ops
+from vllm._ops_library import KV_KINDS
 from vllm.v1.attention import torch_reference
 from vllm.v1.attention.metadata import AttentionMetadata
 
@@ -44,7 +45,7 @@ def _attend_on_cpu(
     scale: float,
     sliding_window: int | None = None,
 ) -> torch.Tensor:
-    if kv_cache.dtype != torch.float32 or query.dtype != torch.float32:
+    if kv_cache.dtype not in KV_KINDS or query.dtype != torch.float32:
         return torch_reference.attend(query, kv_cache, attn, scale, sliding_window)
     return ops.paged_attention(
         query, kv_cache, attn.block_tables, attn.query_starts, attn.seq_lens, scale, sliding_window

@@ -267,9 +267,8 @@ class EngineMetrics:
 
     def _make_counters(self, model_name: str) -> None:
         self._followed = [(self._make(Counter, name, text), field) for name, (field, text) in _FOLLOWED.items()]
-        scored = self._make_each(
-            Counter, "logprobs_positions_scored", "positions that were scored for logprobs", "kind", ("sample", "prompt")
-        )
+        text, kinds = "positions that were scored for logprobs", ("sample", "prompt")
+        scored = self._make_each(Counter, "logprobs_positions_scored", text, "kind", kinds)
         self._followed += [(scored["sample"], "num_scored_sample_rows"), (scored["prompt"], "num_scored_prompt_rows")]
         cached = self._make(
             Counter, "prompt_logprobs_cached_positions", "prompt positions whose scores came from the prefix cache"

@@ -57,9 +57,11 @@ class GPUModelRunner:
         self.device = device
         self.dtype = dtype
         quantization = vllm_config.model_config.quantization
-        self.kv_dtype = choose_number_types(
+        self.compute_dtype = choose_number_types(
             dtype, quantization, device.type, batch_invariant=vllm_config.batch_invariant
         ).compute
+        kv_cache_dtype = vllm_config.cache_config.kv_cache_dtype
+        self.kv_dtype = self.compute_dtype if kv_cache_dtype == "auto" else getattr(torch, kv_cache_dtype)
         self.block_size = vllm_config.cache_config.block_size
         self.vocab_size = vllm_config.model_config.vocab_size
         self.max_num_reqs = vllm_config.scheduler_config.max_num_seqs
@@ -125,7 +127,7 @@ class GPUModelRunner:
                 vocab_size=self.vocab_size,
                 hidden_size=transformer.hidden_size,
                 num_kept=cache_config.num_kept_logprobs,
-                dtype=self.kv_dtype,
+                dtype=self.compute_dtype,
                 device=self.device,
             )
 
@@ -141,7 +143,7 @@ class GPUModelRunner:
         if cache_config.keeps_prompt_logprobs:
             num_kept = cache_config.num_kept_logprobs
             num_bytes += ScoreStore.bytes_per_block(
-                self.block_size, self.vocab_size, transformer.hidden_size, num_kept, self.kv_dtype
+                self.block_size, self.vocab_size, transformer.hidden_size, num_kept, self.compute_dtype
             )
         return num_bytes
 
