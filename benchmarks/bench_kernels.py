@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from benchmarks import report
 from vllm import _custom_ops as ops
 from vllm import platforms
+from vllm.v1.attention import get_attention_backend, make_attention_metadata, torch_reference
 
 _POOL_BYTES = 192 << 20
 _PROBE_SIZE = 640  # three matrices of 1.6 MB
@@ -143,6 +145,41 @@ def make_row_cases(num_rows: int) -> list[Case]:
     return cases
 
 
+def make_attention_case(name: str, query_lens: list[int], seq_lens: list[int]) -> Case:
+    """Our attention over a cache of each type, against the torch backend: SmolLM2's heads, caches in turn as layers."""
+    num_heads, num_kv_heads, head_dim, block_size = 9, 3, 64, 16
+    num_blocks = [-(-n // block_size) for n in seq_lens]
+    tables = np.zeros((len(seq_lens), max(num_blocks)), np.int32)
+    free = iter(np.random.default_rng(0).permutation(sum(num_blocks)))
+    for row, blocks in enumerate(num_blocks):
+        tables[row, :blocks] = [next(free) for _ in range(blocks)]
+    attn = make_attention_metadata(np.array(query_lens), np.array(seq_lens), tables, block_size, "cpu")
+    shape = (2, sum(num_blocks), block_size, num_kv_heads, head_dim)
+    query = torch.randn(sum(query_lens), num_heads, head_dim)
+    numbers = 2 * sum(seq_lens) * num_kv_heads * head_dim
+    count = max(2, _POOL_BYTES // (4 * numbers))
+    rivals: dict[str, Callable[[int], object]] = {}
+    num_bytes: dict[str, int] = {}
+    attends = {"float32": get_attention_backend("cpu").attend, "bfloat16": get_attention_backend("cpu").attend}
+    for rival, attend in (attends | {"torch backend": torch_reference.attend}).items():
+        dtype = _KINDS.get(rival, torch.float32)
+        pool = [torch.randn(shape).to(dtype) for _ in range(count)]
+        rivals[rival] = lambda turn, attend=attend, pool=pool: attend(query, pool[turn % count], attn, 0.125)
+        num_bytes[rival] = numbers * dtype.itemsize
+    pairs = sum(sum(range(n - q + 1, n + 1)) for q, n in zip(query_lens, seq_lens, strict=True))
+    return Case(f"attention, {name}", rivals, num_bytes, 4 * num_heads * head_dim * pairs)
+
+
+_ATTENTION: dict[str, tuple[list[int], list[int]]] = {
+    "32 decodes at 160 to 191": ([1] * 32, [160 + i for i in range(32)]),
+    "1 decode at 2,048": ([1], [2048]),
+    "prefill 8 × 128": ([128] * 8, [128] * 8),
+    "prefill 1 × 1,024": ([1024], [1024]),
+    "256 after 1,792": ([256], [2048]),
+    "16 decodes beside a prefill of 512": ([1] * 16 + [512], [180] * 16 + [512]),
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=40.0, help="of measuring, all cases together")
@@ -156,6 +193,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for (size, columns), rows in itertools.product(_SHAPES, _ROWS)
     ]
     makers += [(case.name, lambda case=case: case) for rows in (1, 32) for case in make_row_cases(rows)]
+    makers += [
+        (f"attention, {name}", lambda n=name, lens=lens: make_attention_case(n, *lens))
+        for name, lens in _ATTENTION.items()
+    ]
     makers = [(name, make) for name, make in makers if given.only in name]
     probe, table = Probe(), []
     for _, make in makers:

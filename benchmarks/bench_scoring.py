@@ -46,6 +46,7 @@ def main() -> None:
     for name, python in (("lm-eval on this engine", args.lm_eval), ("lm-eval on vLLM", (args.peer or "")[5:])):
         if python:
             rows.append(measure_lm_eval(name, python, args.model, items, values))
+            print(*rows[-1], flush=True)  # the next one takes minutes
     show(f"Scoring: {args.model.name}, float32, {os.cpu_count()} cores", COLUMNS, rows, args.json)
 
 
@@ -117,7 +118,7 @@ def measure_lm_eval(
     if run.returncode:
         print(f"{name}: left out:\n{run.stderr[-2000:]}", file=sys.stderr)
         return [name, "failed", "-", "-", "-", "-"]
-    found = json.loads(run.stdout.splitlines()[-1])
+    found = json.loads(next(line for line in reversed(run.stdout.splitlines()) if line.startswith('{"seconds"')))
     difference = max(abs(one - other) for one, other in zip(found["logprobs"], values, strict=True))
     return [name, found["seconds"], "-", "-", found["acc"], f"{difference:.1e}"]
 

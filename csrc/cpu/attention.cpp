@@ -271,35 +271,34 @@ class Walk {
   }
 
   void attend_span(const Unit& unit, int64_t span, const AttentionState& state) {
-    const int64_t rows = unit.head_rows, padded_dim = p_.padded_dim();
-    clear_state(state, unit.num_rows(), padded_dim);
+    clear_state(state, unit.num_rows(), p_.padded_dim());
     AttentionTile tile = {};
-    tile.num_rows = rows;
+    tile.num_heads = unit.num_heads;
+    tile.num_rows = unit.head_rows;
     tile.head_dim = p_.head_dim;
-    tile.padded_dim = padded_dim;
+    tile.padded_dim = p_.padded_dim();
+    tile.queries = scratch_.queries.data();
+    tile.keys = p_.keys(unit.first_head);
+    tile.values = p_.values(unit.first_head);
     tile.visible = scratch_.visible.data();
     tile.packed_keys = scratch_.packed_keys.data();
     tile.packed_values = scratch_.packed_values.data();
     tile.scores = scratch_.scores.data();
     tile.decay = scratch_.decay.data();
+    tile.state = state;
     const int64_t end = std::min((span + 1) * kSpan, unit.end_key);
     for (int64_t start = unit.first_tile(span); start < end; start += kKeyTile) {
       const TilePlace& place = find_place(unit, start);
       const TilePlace& next_place = find_next_place(place);
       find_visible(p_, unit, place, scratch_.visible.data());
+      tile.slots = place.slots;
       tile.first_key = place.first_key;
       tile.end_key = place.end_key;
-      tile.slots = place.slots;
-      for (int64_t head = 0; head < unit.num_heads; ++head) {
-        const bool is_last = head + 1 == unit.num_heads;
-        tile.queries = scratch_.queries.data() + head * rows * p_.head_dim;
-        tile.keys = p_.keys(unit.first_head + head);
-        tile.values = p_.values(unit.first_head + head);
-        tile.next_keys = p_.keys(is_last ? next_place.unit->first_head : unit.first_head + head + 1);
-        tile.next_slots = is_last ? next_place.slots : place.slots;
-        tile.state = {state.max + head * rows, state.sum + head * rows, state.output + head * rows * padded_dim};
-        attend_(tile);
-      }
+      tile.next_keys = p_.keys(next_place.unit->first_head);
+      tile.next_slots = next_place.slots;
+      tile.next_first_key = next_place.first_key;
+      tile.next_end_key = next_place.end_key;
+      attend_(tile);
     }
   }
 

@@ -36,23 +36,28 @@ struct KeyRange {
   int32_t first, end;  // keys of the tile, from 0
 };
 
-// The keys and values lie in the cache as float32 or bfloat16, as the kernel's name says.
+// The keys and values lie in the cache as float32 or bfloat16, as the kernel's name says. Where a tile is met for
+// several KV heads, what belongs to each stands one after the other: num_rows queries, scores, ... and head_dim numbers
+// of a key.
 struct AttentionTile {
-  int64_t num_rows, head_dim;
-  int64_t padded_dim;         // head_dim rounded up to 16
-  const float* queries;       // [num_rows, head_dim], scaled
-  const void* keys;           // key k starts slots[k] numbers after it
-  const void* values;         // the same for values
-  const void* next_keys;      // what is read into the cache meanwhile: those of the next tile
-  const int64_t* slots;       // [kKeyTile]; those outside [first_key, end_key) repeat others
-  const int64_t* next_slots;  // [kKeyTile]
+  int64_t num_heads, num_rows;  // KV heads; rows of each
+  int64_t head_dim;
+  int64_t padded_dim;    // head_dim rounded up to 16
+  const float* queries;  // [num_heads, num_rows, head_dim], scaled
+  const void* keys;      // key k starts slots[k] numbers after it
+  const void* values;    // the same for values
+  const int64_t* slots;  // [kKeyTile]; those outside [first_key, end_key) repeat others
   int64_t first_key, end_key;
+  // What is read into the cache meanwhile: the keys of the next tile.
+  const void* next_keys;
+  const int64_t* next_slots;  // [kKeyTile]
+  int64_t next_first_key, next_end_key;
   const KeyRange* visible;  // [num_rows], rising; first == end where a row sees nothing
   float* packed_keys;       // scratch [head_dim, kKeyTile]
   float* packed_values;     // scratch [kKeyTile, padded_dim]
-  float* scores;            // scratch [num_rows, kKeyTile]
-  float* decay;             // scratch [num_rows]
-  AttentionState state;
+  float* scores;            // scratch [num_heads, num_rows, kKeyTile]
+  float* decay;             // scratch [num_heads, num_rows]
+  AttentionState state;     // of num_heads * num_rows rows
 };
 
 // Bytes that are read into the cache while something else is computed, some lines with every step of it.

@@ -11,7 +11,7 @@ KV_BYTES = 64 << 20
 
 
 def test_logprobs_over_a_bfloat16_cache_stay_close(smollm2_llm: LLM, smollm2_folder: pathlib.Path) -> None:
-    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=5)
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     prompts = [texts.LONG, texts.CODE, texts.EMOJI_AND_CJK]
     wide = smollm2_llm.generate(prompts, params, use_tqdm=False)
     with LLM(
@@ -32,13 +32,13 @@ def test_logprobs_over_a_bfloat16_cache_stay_close(smollm2_llm: LLM, smollm2_fol
 
     differences = np.array(
         [
-            abs(position[token].logprob - entry.logprob)
+            abs(position[token].logprob - expected[token].logprob)
             for one, other in zip(wide, narrow, strict=True)
-            for position, expected in zip(other.prompt_logprobs[1:], one.prompt_logprobs[1:], strict=True)
-            for token, entry in expected.items()
-            if token in position
+            for token, position, expected in zip(
+                one.prompt_token_ids[1:], other.prompt_logprobs[1:], one.prompt_logprobs[1:], strict=True
+            )
         ]
     )
-    assert len(differences) > 3500
+    assert len(differences) > 700
     assert 1e-5 < differences.mean() <= 5e-3, "the cache was not rounded, or badly"
     assert differences.max() <= 1e-1

@@ -27,7 +27,7 @@ struct Turned {
   static constexpr int kCount = 16 / static_cast<int>(sizeof(Weight));
   __m256 words[4];  // a 32-bit word of each row: rows 0 to 3 in the low half, 4 to 7 in the high one
 
-  Turned(const Weight* const rows[8], int64_t at) {
+  void turn(const Weight* const rows[8], int64_t at) {
     const __m256 a = join_halves(rows[0] + at, rows[4] + at), b = join_halves(rows[1] + at, rows[5] + at);
     const __m256 c = join_halves(rows[2] + at, rows[6] + at), d = join_halves(rows[3] + at, rows[7] + at);
     const __m256d ab_low = _mm256_castps_pd(_mm256_unpacklo_ps(a, b));

@@ -63,7 +63,10 @@ struct Turned {
   const Weight* const* rows;
   int64_t at;
 
-  Turned(const Weight* const all_rows[8], int64_t first) : rows(all_rows), at(first) {}
+  void turn(const Weight* const all_rows[8], int64_t first) {
+    rows = all_rows;
+    at = first;
+  }
 
   // The i-th number of each row.
   Columns operator[](int i) const {

@@ -51,20 +51,40 @@ inline Floats load_column(const Number* keys, const int64_t* slots) {
 // What is read before and after is read twice, instead of kept in registers that sums need.
 inline void keep_in_order() { asm volatile("" : : : "memory"); }
 
-// Asks for the line that holds number d, once a line, of `count` keys or values. Always inline: GCC takes a call whose
-// only effect is a prefetch for one without effect.
+// Asks for keys or values of all heads, line after line in the order of their places: that is faster than to ask for
+// what is needed next, head by head, and the processor joins in. Always inline: GCC takes a call whose only effect is a
+// prefetch for one without effect.
 template <typename Number>
-__attribute__((always_inline)) inline void fetch_line(const void* numbers, const int64_t* slots, int64_t count,
-                                                      int64_t d) {
-  constexpr int64_t kLine = 64 / sizeof(Number);
-  if (d % kLine != 0) return;
-  const Number* at = static_cast<const Number*>(numbers) + d;
-  for (int64_t i = 0; i < count; ++i) __builtin_prefetch(at + slots[i]);
-}
+class Stream {
+ public:
+  static constexpr int64_t kLine = 64 / sizeof(Number);
 
-// scores[row][key] = queries[row] . keys[key], with keys as they lie; values are read into the cache meanwhile.
+  Stream(const AttentionTile& tile, const void* numbers, const int64_t* slots, int64_t first_key, int64_t end_key)
+      : numbers_(static_cast<const Number*>(numbers)),
+        slot_(slots + first_key),
+        end_(slots + end_key),
+        row_size_(tile.num_heads * tile.head_dim) {}
+
+  __attribute__((always_inline)) void fetch(int64_t num_lines) {
+    for (int64_t i = 0; i < num_lines && slot_ != end_; ++i) {
+      __builtin_prefetch(numbers_ + *slot_ + offset_);
+      offset_ += kLine;
+      if (offset_ >= row_size_) {
+        offset_ = 0;
+        ++slot_;
+      }
+    }
+  }
+
+ private:
+  const Number* numbers_;
+  const int64_t *slot_, *end_;
+  int64_t row_size_, offset_ = 0;
+};
+
+// scores[row][key] = queries[row] . keys[key], with keys as they lie; the stream goes on by as much as is read.
 template <int kCount, typename Number>
-inline void score_few(const AttentionTile& tile) {
+inline void score_few(const AttentionTile& tile, Stream<Number>* stream) {
   const auto* keys = static_cast<const Number*>(tile.keys);
   const int64_t dim = tile.head_dim;
   for (int64_t key = tile.first_key / kLanes * kLanes; key < tile.end_key; key += kLanes) {
@@ -73,7 +93,7 @@ inline void score_few(const AttentionTile& tile) {
     for (int r = 0; r < kCount; ++r) sums[r] = broadcast(0.0f);
     int64_t d = 0;
     for (; d + 8 <= dim; d += 8) {
-      fetch_line<Number>(tile.values, slots, kLanes, d);
+      stream->fetch(8 * kLanes / Stream<Number>::kLine);
       add_products_8<kCount>(tile.queries + d, dim, keys + d, slots, sums);
     }
     for (; d < dim; ++d) {
@@ -173,21 +193,25 @@ inline void weigh_row(const AttentionTile& tile, int64_t row, KeyRange range) {
   tile.decay[row] = decay;
 }
 
-// Where values lie, and which keys are fetched while they are read.
+// Where values lie; the stream goes on by as much as is read.
 template <typename Number>
 struct CachedValues {
   const AttentionTile& tile;
+  Stream<Number>* stream;
 
   const Number* find(int64_t key) const { return static_cast<const Number*>(tile.values) + tile.slots[key]; }
-  __attribute__((always_inline)) void fetch(int64_t key, int64_t offset) const {
-    fetch_line<Number>(tile.next_keys, tile.next_slots + key, 1, offset);
+  template <int kVectors>
+  __attribute__((always_inline)) void fetch() const {
+    constexpr int64_t kNumbers = kVectors * kLanes, kLine = Stream<Number>::kLine;
+    stream->fetch((kNumbers + kLine - 1) / kLine);
   }
 };
 struct PackedValues {
   const AttentionTile& tile;
 
   const float* find(int64_t key) const { return tile.packed_values + key * tile.padded_dim; }
-  void fetch(int64_t, int64_t) const {}
+  template <int kVectors>
+  void fetch() const {}
 };
 
 // output[row] = output[row] * decay[row] + sum over keys of weights[row][key] * values[key], for kWide vectors of
@@ -203,9 +227,9 @@ inline void add_values_at(const AttentionTile& tile, int64_t first_row, KeyRange
   }
   for (int64_t key = range.first; key < range.end; ++key) {
     const auto* value = values.find(key) + offset;
+    values.template fetch<kWide>();
     for (int w = 0; w < kWide; ++w) {
       if (w > 0) keep_in_order();
-      values.fetch(key, offset + w * kLanes);
       const Floats wide = load_wide(value + w * kLanes);
       for (int r = 0; r < kCount; ++r) {
         sums[r * kWide + w] = multiply_add(broadcast(weights[r * kKeyTile + key]), wide, sums[r * kWide + w]);
@@ -225,26 +249,44 @@ inline void add_values(const AttentionTile& tile, int64_t first_row, KeyRange ra
   if (offset < tile.padded_dim) add_values_at<kCount, 1>(tile, first_row, range, offset, values);
 }
 
+// The part of a tile that belongs to one of its heads.
+template <typename Number>
+inline AttentionTile get_head(const AttentionTile& tile, int64_t head) {
+  AttentionTile part = tile;
+  const int64_t first = head * tile.num_rows;
+  part.num_heads = 1;
+  part.queries += first * tile.head_dim;
+  part.keys = static_cast<const Number*>(tile.keys) + head * tile.head_dim;
+  part.values = static_cast<const Number*>(tile.values) + head * tile.head_dim;
+  part.scores += first * kKeyTile;
+  part.decay += first;
+  part.state = {tile.state.max + first, tile.state.sum + first, tile.state.output + first * tile.padded_dim};
+  return part;
+}
+
 template <int kCount, typename Number>
 inline void attend_few(const AttentionTile& tile) {
-  score_few<kCount, Number>(tile);
   const KeyRange range = find_range(tile, 0, kCount);
-  for (int r = 0; r < kCount; ++r) weigh_row(tile, r, range);
-  if (tile.head_dim == tile.padded_dim) {
-    add_values<kCount>(tile, 0, range, CachedValues<Number>{tile});
-  } else {
-    pack_values<Number>(tile);
-    add_values<kCount>(tile, 0, range, PackedValues{tile});
+  Stream<Number> values_ahead(tile, tile.values, tile.slots, tile.first_key, tile.end_key);
+  for (int64_t head = 0; head < tile.num_heads; ++head) {
+    const AttentionTile part = get_head<Number>(tile, head);
+    score_few<kCount, Number>(part, &values_ahead);
+    for (int r = 0; r < kCount; ++r) weigh_row(part, r, range);
+  }
+  Stream<Number> keys_ahead(tile, tile.next_keys, tile.next_slots, tile.next_first_key, tile.next_end_key);
+  for (int64_t head = 0; head < tile.num_heads; ++head) {
+    const AttentionTile part = get_head<Number>(tile, head);
+    if (tile.head_dim == tile.padded_dim) {
+      add_values<kCount>(part, 0, range, CachedValues<Number>{part, &keys_ahead});
+    } else {
+      pack_values<Number>(part);
+      add_values<kCount>(part, 0, range, PackedValues{part});
+    }
   }
 }
 
 template <typename Number>
-inline void attend_tile(const AttentionTile& tile) {
-  if (tile.num_rows <= kFewRows) {
-    visit_rest<kFewRows>(tile.num_rows, 0,
-                         [&](auto rows, int64_t) { attend_few<decltype(rows)::value, Number>(tile); });
-    return;
-  }
+inline void attend_many(const AttentionTile& tile) {
   pack_keys<Number>(tile);
   pack_values<Number>(tile);
   for_each_block(tile.num_rows, [&](auto rows, int64_t first) {
@@ -259,6 +301,16 @@ inline void attend_tile(const AttentionTile& tile) {
     const KeyRange range = find_range(tile, first, kCount);
     if (range.first < range.end) add_values<kCount>(tile, first, range, PackedValues{tile});
   });
+}
+
+template <typename Number>
+inline void attend_tile(const AttentionTile& tile) {
+  if (tile.num_rows <= kFewRows) {
+    visit_rest<kFewRows>(tile.num_rows, 0,
+                         [&](auto rows, int64_t) { attend_few<decltype(rows)::value, Number>(tile); });
+  } else {
+    for (int64_t head = 0; head < tile.num_heads; ++head) attend_many<Number>(get_head<Number>(tile, head));
+  }
 }
 
 inline void attend_float32(const AttentionTile& tile) { attend_tile<float>(tile); }

@@ -25,32 +25,26 @@ inline float widen_number(uint16_t x) {  // bfloat16
   return wide;
 }
 
-// Adds the products with 16 bytes of each of kGroups times 8 rows of weights.
+// Adds the products with 16 bytes of each of kGroups times 8 rows of weights; each group's 128 are fetched anew.
 template <int kRows, int kGroups, typename Weight>
 inline void turn_and_add(const ProductTile& tile, const Weight* const weights[kGroups][8], int64_t at,
                          Columns sums[kGroups][kRows]) {
-  if constexpr (kGroups == 1) {
-    const Turned<Weight> turned(weights[0], at);
-#pragma GCC unroll 16
-    for (int i = 0; i < Turned<Weight>::kCount; ++i) {
-      const Columns columns = turned[i];
+  Turned<Weight> turned[kGroups];
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        sums[0][r] = multiply_add_columns(spread_column(tile.x[r * tile.x_stride + at + i]), columns, sums[0][r]);
-      }
-    }
-  } else {
-    static_assert(kGroups == 2);
-    const Turned<Weight> left(weights[0], at), right(weights[1], at);
+  for (int g = 0; g < kGroups; ++g) {
+    fetch_step(tile.fetching);
+    turned[g].turn(weights[g], at);
+  }
 #pragma GCC unroll 16
-    for (int i = 0; i < Turned<Weight>::kCount; ++i) {
-      const Columns left_columns = left[i], right_columns = right[i];
+  for (int i = 0; i < Turned<Weight>::kCount; ++i) {
+    Columns columns[kGroups];
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        const Columns number = spread_column(tile.x[r * tile.x_stride + at + i]);
-        sums[0][r] = multiply_add_columns(number, left_columns, sums[0][r]);
-        sums[1][r] = multiply_add_columns(number, right_columns, sums[1][r]);
-      }
+    for (int g = 0; g < kGroups; ++g) columns[g] = turned[g][i];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const Columns number = spread_column(tile.x[r * tile.x_stride + at + i]);
+#pragma GCC unroll 8
+      for (int g = 0; g < kGroups; ++g) sums[g][r] = multiply_add_columns(number, columns[g], sums[g][r]);
     }
   }
 }
@@ -93,7 +87,6 @@ inline void multiply_few_block(const ProductTile& tile, int64_t column, int64_t 
     int64_t at = first;
     for (; at + kLine <= end; at += kLine) {
       for (int64_t step = at; step < at + kLine; step += kStep) {
-        fetch_step(tile.fetching);
         turn_and_add<kRows, kGroups, Weight>(tile, weights, step, sums);
       }
     }
@@ -138,8 +131,9 @@ inline void multiply_few_block(const ProductTile& tile, int64_t column, int64_t 
 
 template <int kRows, typename Weight>
 inline void multiply_few_rows(const ProductTile& tile) {
-  // The next addition to a sum waits for the last; with narrow weights two groups at once keep up with the memory.
-  constexpr int kGroups = sizeof(Weight) == 4 ? 1 : 2;
+  // The next addition to a sum waits for the last: the narrower the weights, the more groups at once keep up with the
+  // memory, as far as the registers go.
+  constexpr int kGroups = sizeof(Weight) == 4 ? 1 : sizeof(Weight) == 1 && kRows <= 2 ? 4 : 2;
   int64_t column = 0;
   for (; column + 8 * kGroups <= tile.num_columns; column += 8 * kGroups) {
     multiply_few_block<kRows, kGroups, Weight>(tile, column, 8);

@@ -4,7 +4,7 @@ import gc
 
 import torch
 
-from vllm import platforms
+from vllm import host_memory, platforms
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.logger import init_logger
@@ -62,6 +62,8 @@ class Worker:
             )
         self._allocate_kv_caches()
         runner.allocate_batch(plan.max_model_len)
+        if self.device.type == "cpu":
+            host_memory.keep_freed_memory()
         return EngineCoreReady(
             num_gpu_blocks=plan.num_blocks,
             max_model_len=plan.max_model_len,
