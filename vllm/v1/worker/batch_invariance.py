@@ -27,9 +27,7 @@ def check_batch_invariant(model: LlamaForCausalLM, device: torch.device) -> None
     if device.type != "cpu":
         _refuse(f"it needs the CPU; the device is {device} (device='cpu')")
     if not ops.is_compiled():
-        _refuse(
-            "it needs the compiled kernels, which are not here (reinstall where there is a C++ compiler)"
-        )
+        _refuse("it needs the compiled kernels, which are not here (reinstall where there is a C++ compiler)")
     if model.dtype != torch.float32:
         _refuse(f"it computes in float32; the model computes in {model.dtype} (dtype='float32' or 'bfloat16')")
     if not is_silu(ACTIVATIONS[model.config.hidden_act]):
