@@ -3,8 +3,8 @@
 import gc
 import multiprocessing
 import pathlib
-from concurrent.futures import ProcessPoolExecutor
 from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import pytest
