@@ -30,7 +30,7 @@ def _find_function(name: str) -> Any | None:
 def keep_freed_memory() -> None:
     """Have tensors that a step makes and drops use the same pages again, not fresh ones from the kernel each time.
 
-    A prefill of 2 × 1,024 tokens whose modules run one by one took 150,000 page faults, 0.7 of its 8 to 10 seconds; with
+    A prefill of 2 × 1,024 tokens whose modules run one by one took 150,000 page faults, 0.7 of its 8 to 10 s; with
     this, none. (A decoder in one call keeps its scratch itself.) The most memory in use stayed what it was, ±2 %; up to
     128 MiB more stay with an idle process, which `platforms.return_free_memory` gives back. It holds for the whole
     process, so one whose user has set malloc up already is left alone.
