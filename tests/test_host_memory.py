@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc
 
 PRELUDE = """
 import ctypes, resource
-from vllm import host_memory, platforms
+from vllm import host_memory
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 libc.malloc.argtypes = libc.free.argtypes = [ctypes.c_size_t]
@@ -69,7 +69,7 @@ blocks = [take(16) for _ in range(8)]
 for block in blocks[:-1]:  # the last one lies above them
     libc.free(block)
 held = read_resident_mib()
-platforms.return_free_memory()
+host_memory.return_free_memory()
 print(held - read_resident_mib())
 """
     assert run(code) > 100

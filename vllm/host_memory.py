@@ -32,7 +32,7 @@ def keep_freed_memory() -> None:
 
     A prefill of 2 × 1,024 tokens whose modules run one by one took 150,000 page faults, 0.7 of its 8 to 10 s; with
     this, none. (A decoder in one call keeps its scratch itself.) The most memory in use stayed what it was, ±2 %; up to
-    128 MiB more stay with an idle process, which `platforms.return_free_memory` gives back. It holds for the whole
+    128 MiB more stay with an idle process, which `return_free_memory` gives back. It holds for the whole
     process, so one whose user has set malloc up already is left alone.
     """
     mallopt = _find_function("mallopt")
@@ -40,6 +40,16 @@ def keep_freed_memory() -> None:
         return
     mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD)
     mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD)
+
+
+def return_free_memory() -> None:
+    """Hand back to the system what the C library keeps of freed memory, where it can do that.
+
+    glibc keeps freed blocks of up to 32 MiB for itself: after a model's weights are dropped, most of their memory.
+    """
+    trim = _find_function("malloc_trim")
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
 
 
 def advise_huge_pages(address: int, num_bytes: int) -> None:

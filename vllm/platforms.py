@@ -3,7 +3,6 @@
 torch is imported inside the functions that need it, so that the front end can import this file.
 """
 
-import ctypes
 import functools
 import os
 import pathlib
@@ -136,13 +135,3 @@ def get_resident_memory() -> int:
     except OSError:
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def return_free_memory() -> None:
-    """Hand back to the system what the C library keeps of freed memory, where it can do that.
-
-    glibc keeps freed blocks of up to 32 MiB for itself: after a model's weights are dropped, most of their memory.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

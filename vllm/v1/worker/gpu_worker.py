@@ -183,4 +183,4 @@ class Worker:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         else:
-            platforms.return_free_memory()
+            host_memory.return_free_memory()
