@@ -101,6 +101,14 @@ class Client:
             assert time.monotonic() < end, "requests are still there"
             time.sleep(0.05)
 
+    def wait_until_closed(self, timeout: float = 20.0) -> None:
+        """Wait until nothing runs or waits, and no answer is open: the engine knows first, by a few milliseconds."""
+        self.wait_until_idle(timeout)
+        end = time.monotonic() + timeout
+        while self.get("/load").json["server_load"] > 0:
+            assert time.monotonic() < end, "answers are still open"
+            time.sleep(0.01)
+
 
 def start_process(model: pathlib.Path, *flags: str, **environment: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *flags]

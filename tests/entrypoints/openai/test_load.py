@@ -38,7 +38,7 @@ def read_choices(answer: Answer, kind: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def assert_nothing_left(server: Client) -> None:
-    server.wait_until_idle()
+    server.wait_until_closed()
     assert server.metric("num_requests_running") == server.metric("num_requests_waiting") == 0
     assert server.metric("kv_cache_usage_perc") == 0
     assert server.get("/load").json == {"server_load": 0}

@@ -168,7 +168,7 @@ def test_a_client_that_goes_away_ends_all_that_it_started(server: Client, stream
         while server.metric("generation_tokens_total") == before:
             time.sleep(0.02)
     connection.close()
-    server.wait_until_idle()
+    server.wait_until_closed()
     count = 1 if isinstance(prompt, str) else len(prompt)
     assert server.metric("request_success_total", finished_reason="abort") == aborted + count, "each request once"
     assert server.metric("generation_tokens_total") - before < count * 4 * 200
@@ -179,7 +179,7 @@ def test_a_client_that_goes_away_ends_all_that_it_started(server: Client, stream
 def test_a_client_that_goes_away_at_once_leaves_nothing(server: Client) -> None:
     for _ in range(5):
         open_stream(server, n=4, max_tokens=200).close()
-    server.wait_until_idle()
+    server.wait_until_closed()
     assert server.get("/load").json == {"server_load": 0}
 
 
