@@ -321,5 +321,7 @@ int32_t vllm_argmax_rows(const float* logits, int64_t row_stride, int64_t num_ro
                          int32_t num_threads, int32_t* token_ids, uint8_t* is_finite) {
   using namespace vllm::cpu;
   const Logits table = {logits, row_stride, num_rows, vocab_size};
-  return run_guarded([&] { find_argmax(table, table.choose_threads(num_threads), token_ids, is_finite); });
+  // A scan alone: a single row is done before another thread has woken up.
+  const int threads = choose_threads(num_rows * vocab_size / 4, num_threads);
+  return run_guarded([&] { find_argmax(table, threads, token_ids, is_finite); });
 }

@@ -195,6 +195,17 @@ def test_positions_and_slots_follow_the_block_tables() -> None:
     assert (attn.max_query_len, attn.max_seq_len) == (3, 5)
 
 
+def test_a_token_each_stands_at_the_end_of_its_sequence() -> None:
+    query_lens, seq_lens = np.ones(3, np.int64), np.array([5, 1, 8])
+    tables = np.array([[7, 2, 99], [0, 99, 99], [4, 6, 99]], np.int32)
+    positions = compute_positions(query_lens, seq_lens)
+    assert positions.tolist() == [4, 0, 7]
+    for known in (None, positions):
+        attn = make_attention_metadata(query_lens, seq_lens, tables, 4, "cpu", known)
+        assert attn.slot_mapping.tolist() == [2 * 4, 0, 6 * 4 + 3]
+        assert attn.query_starts.tolist() == [0, 1, 2, 3]
+
+
 def test_the_cache_takes_the_bytes_that_sizing_counts() -> None:
     config = TransformerConfig(
         architecture="LlamaForCausalLM",

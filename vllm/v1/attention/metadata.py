@@ -41,6 +41,7 @@ def make_attention_metadata(
     block_tables: np.ndarray,  # [num_reqs, max_blocks] int32
     block_size: int,
     device: torch.device | str,
+    positions: np.ndarray | None = None,  # [num_tokens] int64: what compute_positions gives, where it is known
 ) -> AttentionMetadata:
     """Make a step's metadata from the host's arrays.
 
@@ -50,7 +51,9 @@ def make_attention_metadata(
     np.cumsum(query_lens, out=query_starts[1:])
     seq_lens = np.asarray(seq_lens, np.int64)
     block_tables = np.ascontiguousarray(block_tables, np.int32)
-    slots = _compute_slots(query_starts, seq_lens, block_tables, block_size)
+    if positions is None:
+        positions = _compute_positions(query_starts, seq_lens)
+    slots = _compute_slots(query_starts, positions, block_tables, block_size)
     return AttentionMetadata(
         query_starts=torch.from_numpy(query_starts.astype(np.int32)).to(device),
         seq_lens=torch.from_numpy(seq_lens.astype(np.int32)).to(device),
@@ -74,15 +77,18 @@ def compute_positions(
 
 
 def _compute_positions(query_starts: np.ndarray, seq_lens: np.ndarray) -> np.ndarray:
+    if query_starts[-1] == len(seq_lens):  # a token each
+        return seq_lens - 1
     query_lens = np.diff(query_starts)
     firsts = seq_lens - query_lens - query_starts[:-1]
     return np.arange(query_starts[-1], dtype=np.int64) + np.repeat(firsts, query_lens)
 
 
 def _compute_slots(
-    query_starts: np.ndarray, seq_lens: np.ndarray, block_tables: np.ndarray, block_size: int
+    query_starts: np.ndarray, positions: np.ndarray, block_tables: np.ndarray, block_size: int
 ) -> np.ndarray:  # [num_tokens] int64
-    positions = _compute_positions(query_starts, seq_lens)
-    rows = np.repeat(np.arange(len(seq_lens)), np.diff(query_starts))
-    blocks = block_tables[rows, positions // block_size].astype(np.int64)
-    return blocks * block_size + positions % block_size
+    rows = np.arange(len(query_starts) - 1)
+    if len(positions) != len(rows):
+        rows = np.repeat(rows, np.diff(query_starts))
+    blocks, places = np.divmod(positions, block_size)
+    return block_tables[rows, blocks].astype(np.int64) * block_size + places

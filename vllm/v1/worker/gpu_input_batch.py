@@ -37,6 +37,7 @@ class InputBatch:
         self.vocab_size = vocab_size
         self.requests: list[BatchedRequest] = []  # by row
         self.row_of: dict[str, int] = {}  # request id → row
+        self.num_changes = 0  # how often a request came or went: until the next one, rows keep what they ask for
         # np.empty: pages of positions that no request reaches are never touched.
         self.token_ids = np.empty(
             (max_num_reqs, max_model_len + 1), dtype=np.int32
@@ -82,6 +83,7 @@ class InputBatch:
     def add(self, new: NewRequest) -> None:
         """Give `new` a row; a row that it still has is given up first."""
         self.remove(new.request_id)
+        self.num_changes += 1
         row = self.num_reqs
         assert row < self.max_num_reqs, (
             f"the batch holds {self.max_num_reqs} requests; {new.request_id} is one too many"
@@ -145,6 +147,7 @@ class InputBatch:
         row = self.row_of.pop(request_id, None)
         if row is None:
             return
+        self.num_changes += 1
         last = self.num_reqs - 1
         moved = self.requests.pop()
         if row == last:

@@ -20,7 +20,7 @@ from vllm.v1.sample.ops.logprobs import RowKind, score
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.batch_invariance import check_batch_invariant
 from vllm.v1.worker.gpu_input_batch import InputBatch
-from vllm.v1.worker.sampling_inputs import make_sampling_metadata, order_sampled_rows
+from vllm.v1.worker.sampling_inputs import SamplingInputs, order_sampled_rows
 from vllm.v1.worker.score_store import ScoreStore, score_kept_rows
 from vllm.v1.worker.scored_rows import (
     OwnedRows,
@@ -67,6 +67,7 @@ class GPUModelRunner:
         self.max_num_reqs = vllm_config.scheduler_config.max_num_seqs
         self.workspace_rows = choose_workspace_rows(self.vocab_size)
         self.sampler = Sampler()
+        self.sampling_inputs = SamplingInputs()
         self.kv_caches: list[torch.Tensor] = []
         self.score_store: ScoreStore | None = None
         self.on_weights_changed: list[Callable[[], None]] = []
@@ -225,8 +226,7 @@ class GPUModelRunner:
 
     def _compute_logits(self, hidden: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
         """Return logits of `rows` of the hidden states, in the workspace."""
-        index = torch.from_numpy(rows).to(self.device)
-        return self.model.compute_logits(hidden[index], out=self.workspace[: len(rows)])
+        return self.model.compute_logits(_take_rows(hidden, rows), out=self.workspace[: len(rows)])
 
     def _sample(self, hidden: torch.Tensor, inputs: StepInputs, results: StepResults) -> None:
         """Sample from, and score, the last row of each request that has reached its end."""
@@ -239,7 +239,7 @@ class GPUModelRunner:
             some = sampled[first : first + self.workspace_rows]
             rows = inputs.rows[some]
             logits = self._compute_logits(hidden, inputs.query_starts[some + 1] - 1)
-            output = self.sampler(logits, make_sampling_metadata(batch, rows, self.device))
+            output = self.sampler(logits, self.sampling_inputs.make_metadata(batch, rows, self.device))
             request_ids = [inputs.request_ids[i] for i in some.tolist()]
             num_draws = batch.num_draws[rows].tolist()
             owners = []
@@ -261,6 +261,8 @@ class GPUModelRunner:
         batch, store = self.batch, self.score_store
         if store is not None and hidden is not None and inputs is not None:
             self._keep_states(store, hidden, inputs)
+        if not step.prompt_ranges:
+            return
         num_kept = -1 if store is None else store.num_kept
         for chunk in iter_prompt_chunks(batch, step.prompt_ranges, step.known_scores, self.workspace_rows, num_kept):
             if store is not None:
@@ -303,3 +305,13 @@ class GPUModelRunner:
         if grown:
             rows = np.array([self.batch.row_of[request_id] for request_id, _ in grown])
             self.batch.append_tokens(rows, np.array([token_id for _, token_id in grown], dtype=np.int32))
+
+
+def _take_rows(
+    hidden: torch.Tensor, rows: np.ndarray
+) -> torch.Tensor:  # [num_tokens, size], [num_rows] → [num_rows, size]
+    """Return some rows; a view where they are neighbours in rising order, as those of a step of decodes are."""
+    first, num_rows = int(rows[0]), len(rows)
+    if int(rows[-1]) - first + 1 == num_rows and (num_rows == 1 or (np.diff(rows) == 1).all()):
+        return hidden[first : first + num_rows]
+    return hidden[torch.from_numpy(rows).to(hidden.device)]

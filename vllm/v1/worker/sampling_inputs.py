@@ -12,7 +12,7 @@ from vllm.v1.worker.gpu_input_batch import InputBatch
 
 def order_sampled_rows(batch: InputBatch, rows: np.ndarray) -> np.ndarray:  # [num_rows] → [num_rows] int64
     """Return an order of `rows` in which those that are scored alike are adjacent, so that a slice serves them."""
-    if not batch.score_kind[rows].any():
+    if len(rows) == 1 or not batch.score_kind[rows].any():
         return np.arange(len(rows))
     is_changed = batch.has_filters | batch.has_rules | batch.has_penalties | (batch.temperature != 1)
     keys = (
@@ -22,6 +22,34 @@ def order_sampled_rows(batch: InputBatch, rows: np.ndarray) -> np.ndarray:  # [n
         batch.num_draws[rows] > 1,  # the first key of the order stands last
     )
     return np.lexsort(keys)
+
+
+class SamplingInputs:
+    """Makes the sampler's inputs step after step; what holds for as long as the same rows are sampled is kept.
+
+    A step's weights drive Python's own data out of the cache, so that each call of numpy costs some 5 µs: 0.3 ms.
+    """
+
+    def __init__(self) -> None:
+        self._batch: InputBatch | None = None
+        self._changes = -1
+        self._rows = b""
+        self._metadata: SamplingMetadata | None = None
+
+    def make_metadata(self, batch: InputBatch, rows: np.ndarray, device: torch.device) -> SamplingMetadata:
+        """Do what `make_sampling_metadata` does."""
+        rows_as_bytes = rows.tobytes()
+        is_known = self._batch is batch and self._changes == batch.num_changes and self._rows == rows_as_bytes
+        if is_known and self._metadata is not None:
+            draws = self._metadata.draws
+            return self._metadata._replace(
+                draws=draws._replace(positions=_find_positions(batch, rows, draws.row_of_draw))
+            )
+        metadata = make_sampling_metadata(batch, rows, device)
+        self._batch, self._changes, self._rows = batch, batch.num_changes, rows_as_bytes
+        depends_on_tokens = metadata.edits is not None or metadata.penalties is not None
+        self._metadata = None if depends_on_tokens else metadata
+        return metadata
 
 
 def make_sampling_metadata(batch: InputBatch, rows: np.ndarray, device: torch.device) -> SamplingMetadata:
@@ -57,7 +85,11 @@ def _make_draws(batch: InputBatch, rows: np.ndarray) -> Draws:
         seeds = batch.first_seed[rows]
     else:
         seeds = np.concatenate([batch.requests[row].seeds for row in rows.tolist()])
-    return Draws(row_of_draw, seeds, batch.num_tokens[rows].astype(np.int64)[row_of_draw])
+    return Draws(row_of_draw, seeds, _find_positions(batch, rows, row_of_draw))
+
+
+def _find_positions(batch: InputBatch, rows: np.ndarray, row_of_draw: np.ndarray) -> np.ndarray:  # [num_draws] int64
+    return batch.num_tokens[rows[row_of_draw]].astype(np.int64)
 
 
 def _make_filters(batch: InputBatch, rows: np.ndarray) -> Filters | None:

@@ -35,20 +35,21 @@ def make_step_inputs(batch: InputBatch, step: SchedulerOutput, block_size: int, 
     num_tokens = batch.num_tokens[rows]
     assert (seq_lens <= num_tokens).all(), "a step may not run past a sequence's known tokens"
     positions = compute_positions(query_lens, seq_lens)
-    token_ids = batch.token_ids[np.repeat(rows, query_lens), positions]
+    token_rows = rows if len(positions) == len(rows) else np.repeat(rows, query_lens)
     max_blocks = -(-int(seq_lens.max()) // block_size)
     assert (batch.block_table.num_blocks[rows] * block_size >= seq_lens).all(), "a request ran out of blocks"
+    attn = make_attention_metadata(
+        query_lens, seq_lens, batch.block_table.take_rows(rows, max_blocks), block_size, device, positions
+    )
     return StepInputs(
         request_ids=request_ids,
         rows=rows,
         first_positions=first_positions,
-        query_starts=np.concatenate(([0], np.cumsum(query_lens, dtype=np.int64))),
+        query_starts=attn.host.query_starts,
         is_sampled=(seq_lens == num_tokens) & ~batch.is_never_sampled[rows],
-        input_ids=torch.from_numpy(token_ids.astype(np.int64)).to(device),
+        input_ids=torch.from_numpy(batch.token_ids[token_rows, positions].astype(np.int64)).to(device),
         positions=torch.from_numpy(positions).to(device),
-        attn=make_attention_metadata(
-            query_lens, seq_lens, batch.block_table.take_rows(rows, max_blocks), block_size, device
-        ),
+        attn=attn,
     )
 
 
