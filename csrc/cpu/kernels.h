@@ -84,7 +84,7 @@ struct ProductTile {
 
 // Few rows of x are so many at most.
 inline constexpr int64_t kFewRows = 4;
-// Rows of x in a panel are so many at most, and a whole number of `product_lanes`.
+// Rows of x in a panel are so many at most, in any variant.
 inline constexpr int64_t kPanelRows = 32;
 
 // Buckets of filtering, laid evenly over (max - logit) / temperature from 0 to 32; the last one holds the rest too.
@@ -121,6 +121,7 @@ struct Kernels {
   void (*multiply_few_int8)(const ProductTile& tile);
   // Products of a panel of x with weights as float32.
   int64_t product_lanes;
+  int64_t panel_rows;  // at most; a whole number of product_lanes, at most kPanelRows
   void (*multiply_panel)(const ProductTile& tile);
   // wide[column][i] = weight[column][i]
   void (*widen_float32)(const ProductTile& tile, float* wide, int64_t wide_stride);

@@ -31,6 +31,12 @@ constexpr int64_t kLineBytes = 64;
 constexpr int64_t kRunsPerThread = 16, kMaxRun = 8;
 // Few rows: what a step of the kernel uses up, 16 bytes of 8 rows of weights.
 constexpr int kFewLinesAStep = 2;
+// From so many rows on, turning a number of weights costs less than a twentieth of using it.
+constexpr int64_t kManyRows = 192;
+// Many rows: a chunk's turned weights, its columns at most, and the rows of x that pass it together.
+constexpr int64_t kTurnedBytes = 320 << 10, kTurnedColumns = 48, kManyBlockRows = 66;
+// The next chunk's weights are fetched while the last rows pass: earlier, they would be pushed out again.
+constexpr int64_t kFetchingRows = 256;
 // Numbers of a page: parts of the workspace start at one.
 constexpr int64_t kPage = 1024;
 // Numbers after each row of copied weights, so that rows do not lie on each other in the cache.
@@ -159,9 +165,9 @@ struct Panel {
 // Panels as even as whole vectors allow.
 class Panels {
  public:
-  Panels(int64_t num_rows, int64_t lanes)
-      : num_rows_(num_rows), lanes_(lanes), num_vectors_(divide_up(num_rows, lanes)) {
-    count_ = divide_up(num_vectors_, kPanelRows / lanes);
+  Panels(int64_t num_rows, const Kernels& kernels)
+      : num_rows_(num_rows), lanes_(kernels.product_lanes), num_vectors_(divide_up(num_rows, lanes_)) {
+    count_ = divide_up(num_vectors_, kernels.panel_rows / lanes_);
   }
   int64_t count() const { return count_; }
   int64_t num_padded_rows() const { return num_vectors_ * lanes_; }
@@ -246,7 +252,7 @@ struct PanelWork {
 
 void multiply_panels(const Product& p, int64_t first_row, int64_t num_rows, int num_threads) {
   static thread_local Workspace workspace;
-  const Panels panels(num_rows, p.kernels->product_lanes);
+  const Panels panels(num_rows, *p.kernels);
   const bool has_many = panels.count() >= kManyPanels, is_direct = p.weight_bytes == 4 && !has_many;
   const int64_t row_bytes = std::max<int64_t>(1, p.weight_stride * p.weight_bytes);
   const int64_t fitting = kChunkBytes / row_bytes / kMinColumns * kMinColumns;
@@ -270,6 +276,116 @@ void multiply_panels(const Product& p, int64_t first_row, int64_t num_rows, int 
       const int64_t following = chunks.take();
       Fetching fetching = chunks.fetch(following, lines_a_step);
       work.multiply(chunks.first(chunk), chunks.end(chunk), &fetching);
+      chunk = following;
+    }
+  });
+}
+
+// Many rows: weights take the panels' place. A chunk of them is turned once for all rows of x, which are read as they
+// lie, and outputs come out in their order: nothing a row of x has to be turned.
+//
+// What a thread works on stays in its second-level cache: a chunk's turned weights, a block of rows of x, their sums.
+struct TurnedChunk {
+  const Product& p;
+  const Panels& panels;  // of the chunk's columns
+  int64_t first;
+  float* turned;  // a panel behind the other: [size, width]
+  float* rows;    // [width, block_size], kPadding apart: weights of a panel as float32
+  float* sums;    // [kManyBlockRows, width] a panel
+
+  // Weights [at, at + size) of a panel's columns, turned; columns that are not there repeat the last one.
+  void turn() const {
+    const int64_t stride = p.block_size + kPadding;
+    for (int64_t i = 0; i < panels.count(); ++i) {
+      const Panel panel = panels[i];
+      for (int64_t at = 0; at < p.size; at += p.block_size) {
+        ProductTile tile{};
+        tile.weight = p.find_column(first + panel.row) + at * p.weight_bytes;
+        tile.weight_stride = p.weight_stride;
+        tile.num_columns = panel.num_rows;
+        tile.size = std::min(p.block_size, p.size - at);
+        const float* columns[kPanelRows];
+        const auto* as_they_lie = reinterpret_cast<const float*>(tile.weight);
+        const bool is_float = p.weight_bytes == 4;
+        if (!is_float) p.widen(tile, rows, stride);
+        for (int64_t c = 0; c < panel.width; ++c) {
+          const int64_t there = std::min(c, panel.num_rows - 1);
+          columns[c] = is_float ? as_they_lie + there * p.weight_stride : rows + there * stride;
+        }
+        p.kernels->turn_rows(columns, panel.width, tile.size, panel.width,
+                             turned + panel.row * p.size + at * panel.width);
+      }
+    }
+  }
+
+  void multiply(int64_t first_row, int64_t num_rows, Fetching* fetching) const {
+    int64_t at = 0;
+    do {
+      for (int64_t i = 0; i < panels.count(); ++i) {
+        const Panel panel = panels[i];
+        ProductTile tile{};
+        tile.x = turned + panel.row * p.size + at * panel.width;
+        tile.num_rows = panel.width;
+        tile.weight = p.x + first_row * p.x_stride + at;
+        tile.weight_stride = p.x_stride;
+        tile.num_columns = num_rows;
+        tile.size = std::min(p.block_size, p.size - at);
+        tile.adds = at > 0;
+        tile.output = sums + panel.row * kManyBlockRows;
+        tile.fetching = fetching;
+        p.kernels->multiply_panel(tile);
+      }
+      at += p.block_size;
+    } while (at < p.size);
+    for (int64_t i = 0; i < panels.count(); ++i) {
+      const Panel panel = panels[i];
+      const int64_t column = first + panel.row;
+      write_rows(sums + panel.row * kManyBlockRows, panel.width, num_rows, panel.num_rows, offset(p.scale, column),
+                 offset(p.bias, column), p.output + first_row * p.output_stride + column);
+    }
+  }
+
+  // output[row][column] = sums[row][column] * scale[column] + bias[column]
+  void write_rows(const float* from, int64_t width, int64_t num_rows, int64_t num_columns, const float* scale,
+                  const float* bias, float* output) const {
+    for (int64_t r = 0; r < num_rows; ++r, from += width, output += p.output_stride) {
+      if (scale == nullptr && bias == nullptr) {
+        std::copy_n(from, num_columns, output);
+        continue;
+      }
+      for (int64_t c = 0; c < num_columns; ++c) {
+        float sum = from[c];
+        if (scale != nullptr) sum *= scale[c];
+        if (bias != nullptr) sum += bias[c];
+        output[c] = sum;
+      }
+    }
+  }
+};
+
+void multiply_many_rows(const Product& p, int num_threads) {
+  static thread_local Workspace workspace;
+  const int64_t unit = p.kernels->panel_rows;
+  const int64_t fitting = kTurnedBytes / (4 * std::max<int64_t>(1, p.size)) / unit;
+  const int64_t num_columns = unit * std::clamp<int64_t>(fitting, 1, kTurnedColumns / unit);
+  const int64_t num_turned = round_up(num_columns * p.size, kPage);
+  const int64_t num_wide = p.weight_bytes == 4 ? 0 : round_up(unit * (p.block_size + kPadding), kPage);
+  const int64_t num_sums = round_up(num_columns * kManyBlockRows, kPage);
+  float* memory = workspace.reserve(num_threads * (num_turned + num_wide + num_sums));
+  Chunks chunks(p, num_columns);
+  parallel_for(num_threads, num_threads, [&](int64_t share) {
+    float* turned = memory + share * (num_turned + num_wide + num_sums);
+    int64_t chunk = chunks.take();
+    while (chunk < chunks.count()) {
+      const int64_t following = chunks.take(), first = chunks.first(chunk);
+      const Panels panels(chunks.end(chunk) - first, *p.kernels);
+      const TurnedChunk work{p, panels, first, turned, turned + num_turned, turned + num_turned + num_wide};
+      work.turn();
+      Fetching fetching = chunks.fetch(following, 1), none{};
+      for (int64_t row = 0; row < p.num_rows; row += kManyBlockRows) {
+        const bool is_late = row + kFetchingRows >= p.num_rows;
+        work.multiply(row, std::min(kManyBlockRows, p.num_rows - row), is_late ? &fetching : &none);
+      }
       chunk = following;
     }
   });
@@ -317,6 +433,7 @@ int32_t vllm_linear(const float* x, int64_t x_stride, int64_t num_rows, int64_t 
   const int64_t work = num_columns * size * std::max<int64_t>(1, num_rows / 8);
   const int threads = choose_threads(work, num_threads);
   return run_guarded([&] {
+    if (num_rows >= kManyRows) return multiply_many_rows(p, threads);
     if (num_rows <= (p.weight_bytes == 4 ? kFewRows : 2 * kFewRows)) return multiply_few_rows(p, threads);
     for (int64_t row = 0; row < num_rows; row += kMaxRows) {
       multiply_panels(p, row, std::min(kMaxRows, num_rows - row), threads);

@@ -11,8 +11,8 @@ import torch
 from vllm import _custom_ops
 
 KINDS = [torch.float32, torch.bfloat16, torch.int8]
-# Few rows (up to 4) and panels of 1 to 4 vectors of 8; one panel, some, and so many that weights are copied.
-ROWS = [1, 2, 3, 4, 5, 8, 15, 24, 32, 33, 49, 55, 100, 250]
+# Few rows (up to 4), panels of 1 to 4 vectors, so many panels that weights are copied, so many that they are turned.
+ROWS = [1, 2, 3, 4, 5, 8, 15, 24, 32, 33, 49, 55, 100, 191, 192, 250]
 SIZES = [1, 7, 8, 15, 17, 64, 321, 576, 1025, 1536]
 COLUMNS = [1, 3, 4, 5, 15, 16, 17, 33, 130]
 
@@ -56,7 +56,7 @@ def test_every_ragged_size_gives_the_oracle_s_numbers(ops: SimpleNamespace, kind
     for i, (num_rows, size) in enumerate(itertools.product(ROWS, SIZES)):
         product = make_product(num_rows, size, COLUMNS[i % len(COLUMNS)], kind)
         assert_near(ops.linear(*product), product)
-    for num_rows, num_columns in itertools.product((1, 5, 60), COLUMNS):
+    for num_rows, num_columns in itertools.product((1, 5, 60, 200), COLUMNS):
         product = make_product(num_rows, 48, num_columns, kind)
         assert_near(ops.linear(*product), product)
 
@@ -72,14 +72,14 @@ def test_an_output_depends_on_its_own_row_and_column_alone(
             product = make_product(530, size, num_columns, kind)
             torch.set_num_threads(2)
             wanted = _custom_ops.linear(*product)
-            for i, num_rows in enumerate((*range(1, 10), 16, 17, 24, 25, 31, 32, 33, 64, 65, 97, 128, 513)):
+            for i, num_rows in enumerate((*range(1, 10), 16, 17, 24, 25, 31, 32, 33, 64, 65, 97, 128, 192, 259, 513)):
                 torch.set_num_threads(1 + i % 2)
                 first = (37 * num_rows) % (530 - num_rows)
                 part = _custom_ops.linear(product.x[first : first + num_rows], *product[1:])
                 assert torch.equal(part, wanted[first : first + num_rows]), (size, num_rows)
             columns = slice(5, 38)
             bias, scale = (None if row is None else row[columns] for row in product[2:])
-            for num_rows in (1, 3, 8, 150):
+            for num_rows in (1, 3, 8, 150, 300):
                 part = _custom_ops.linear(product.x[:num_rows], product.weight[columns], bias, scale)
                 assert torch.equal(part, wanted[:num_rows, columns]), (size, num_rows)
 
@@ -94,13 +94,13 @@ def test_an_output_depends_on_its_own_row_and_column_alone(
 def test_the_instruction_sets_agree_to_rounding(
     kind: torch.dtype, on_each_variant: Callable[[Callable[[], Any]], list[Any]]
 ) -> None:
-    for num_rows in (5, 60):
+    for num_rows in (5, 60, 200):
         product = make_product(num_rows, 577, 50, kind)
         for got in on_each_variant(lambda product=product: _custom_ops.linear(*product)):
             assert_near(got, product)
 
 
-@pytest.mark.parametrize("num_rows", [2, 60])
+@pytest.mark.parametrize("num_rows", [2, 60, 200])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
 def test_nan_and_infinity_reach_their_own_outputs_and_no_others(
     ops: SimpleNamespace, kind: torch.dtype, num_rows: int
@@ -117,7 +117,7 @@ def test_nan_and_infinity_reach_their_own_outputs_and_no_others(
     assert torch.equal(got[others, 9], x[others, 0].sign() * torch.inf)
 
 
-@pytest.mark.parametrize("num_rows", [2, 60])
+@pytest.mark.parametrize("num_rows", [2, 60, 200])
 def test_extreme_numbers_stay_what_they_are(ops: SimpleNamespace, num_rows: int) -> None:
     weight = torch.tensor([[3e38, 0.0], [1e-40, 0.0], [-0.0, 0.0], [2.0**-126, 2.0**-126]])
     x = torch.tensor([[1.0, 1.0]]).repeat(num_rows, 1)
@@ -126,7 +126,7 @@ def test_extreme_numbers_stay_what_they_are(ops: SimpleNamespace, num_rows: int)
     assert ops.linear(x * 2, weight)[:, 0].isinf().all(), "an overflow is infinity, not a wrong number"
 
 
-@pytest.mark.parametrize("num_rows", [1, 60])
+@pytest.mark.parametrize("num_rows", [1, 60, 200])
 def test_strided_rows_and_a_given_output_are_served_in_place(ops: SimpleNamespace, num_rows: int) -> None:
     wide = torch.randn(num_rows, 100)
     x, weight = wide[:, 3:53], torch.randn(40, 50)
@@ -138,7 +138,7 @@ def test_strided_rows_and_a_given_output_are_served_in_place(ops: SimpleNamespac
     assert ops.linear(x[None], weight).shape == (1, num_rows, 40)
 
 
-@pytest.mark.parametrize("num_rows", [1, 60])
+@pytest.mark.parametrize("num_rows", [1, 60, 200])
 def test_rows_without_numbers_give_the_bias(ops: SimpleNamespace, num_rows: int) -> None:
     bias = torch.randn(21)
     assert torch.equal(ops.linear(torch.empty(num_rows, 0), torch.empty(21, 0), bias), bias.expand(num_rows, -1))

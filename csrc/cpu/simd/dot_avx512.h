@@ -10,8 +10,10 @@
 namespace vllm::cpu::avx512 {
 
 constexpr int64_t kSumLanes = 16;
-// Sums of a register block; operands take the other 8 of the 32 registers.
-constexpr int kBlockSums = 24;
+// Vectors of rows in a panel, at most.
+constexpr int kPanelVectors = 2;
+// Rows of weights in a register block: 12 or 24 of the 32 registers hold sums.
+constexpr int count_block_columns(int) { return 12; }
 
 using Sums = __m512;
 

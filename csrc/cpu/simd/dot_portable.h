@@ -9,8 +9,10 @@
 namespace vllm::cpu::portable {
 
 constexpr int64_t kSumLanes = 8;
-// Sums of a register block: 12 of the 128-bit registers.
-constexpr int kBlockSums = 6;
+// Vectors of rows in a panel, at most.
+constexpr int kPanelVectors = 4;
+// Rows of weights in a register block: 12 of the 128-bit registers hold sums.
+constexpr int count_block_columns(int num_vectors) { return 6 / num_vectors; }
 
 struct Sums {
   Float4 half[2];

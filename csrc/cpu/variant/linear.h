@@ -215,23 +215,29 @@ inline void multiply_panel_block(const ProductTile& tile, int64_t column) {
   }
 }
 
+// The block's code for a number of columns that is known at run time only.
 template <int kVectors, int kColumns>
-inline void multiply_last_columns(const ProductTile& tile, int64_t column) {
-  if (tile.num_columns - column == kColumns) {
+inline void multiply_some_columns(const ProductTile& tile, int64_t column, int64_t num_columns) {
+  if (num_columns == kColumns) {
     multiply_panel_block<kVectors, kColumns>(tile, column);
   } else if constexpr (kColumns > 1) {
-    multiply_last_columns<kVectors, kColumns - 1>(tile, column);
+    multiply_some_columns<kVectors, kColumns - 1>(tile, column, num_columns);
   }
 }
 
 template <int kVectors>
 inline void multiply_panel_columns(const ProductTile& tile) {
-  constexpr int kColumns = kBlockSums / kVectors < 12 ? kBlockSums / kVectors : 12;
+  constexpr int kColumns = count_block_columns(kVectors);
   int64_t column = 0;
-  for (; column + kColumns <= tile.num_columns; column += kColumns) {
+  // The last two blocks share what is left: a block of one or two columns takes as long as a whole one.
+  for (; column + 2 * kColumns <= tile.num_columns; column += kColumns) {
     multiply_panel_block<kVectors, kColumns>(tile, column);
   }
-  multiply_last_columns<kVectors, kColumns>(tile, column);
+  for (int64_t rest = tile.num_columns - column; rest > 0; rest = tile.num_columns - column) {
+    const int64_t count = rest <= kColumns ? rest : (rest + 1) / 2;
+    multiply_some_columns<kVectors, kColumns>(tile, column, count);
+    column += count;
+  }
 }
 
 inline void multiply_panel(const ProductTile& tile) {
@@ -241,10 +247,10 @@ inline void multiply_panel(const ProductTile& tile) {
     case 2:
       return multiply_panel_columns<2>(tile);
     case 3:
-      if constexpr (kSumLanes * 3 <= kPanelRows) return multiply_panel_columns<3>(tile);
+      if constexpr (kPanelVectors >= 3) return multiply_panel_columns<3>(tile);
       return;
     default:
-      if constexpr (kSumLanes * 4 <= kPanelRows) return multiply_panel_columns<4>(tile);
+      if constexpr (kPanelVectors >= 4) return multiply_panel_columns<4>(tile);
   }
 }
 
