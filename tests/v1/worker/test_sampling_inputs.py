@@ -19,6 +19,8 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 0.7, "top_p": 0.9, "seeds": [1, 2, 3]},
     {"temperature": 1.0, "seeds": [5], "logprobs": 0},
     {"repetition_penalty": 1.2},
+    {"presence_penalty": 0.5, "logprobs": 1},  # nothing to change before there is a generated token
+    {"min_tokens": 4, "stop_ids": [2]},  # nothing to change after the fourth
     {"logit_bias": {3: 1.0}},
 ]
 
@@ -47,7 +49,7 @@ def test_kept_inputs_equal_new_ones_over_a_random_walk() -> None:
     for step in range(600):
         names = list(batch.row_of)
         if draw.random() < 0.1 and len(names) < 6:
-            batch.add(make_request(f"r{step}", [1, 2, 3], **draw.choices(KINDS, (4, 4, 4, 4, 1, 1))[0]))
+            batch.add(make_request(f"r{step}", [1, 2, 3], **draw.choices(KINDS, (6, 6, 6, 6, 1, 1, 1, 1))[0]))
         elif draw.random() < 0.1 and names:
             batch.remove(draw.choice(names))
         if not batch.num_reqs:

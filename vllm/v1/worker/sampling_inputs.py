@@ -47,7 +47,8 @@ class SamplingInputs:
             )
         metadata = make_sampling_metadata(batch, rows, device)
         self._batch, self._changes, self._rows = batch, batch.num_changes, rows_as_bytes
-        depends_on_tokens = metadata.edits is not None or metadata.penalties is not None
+        # These look at the tokens so far, and may have nothing to change yet.
+        depends_on_tokens = (batch.has_rules | batch.has_penalties)[rows].any()
         self._metadata = None if depends_on_tokens else metadata
         return metadata
 
