@@ -58,7 +58,7 @@ def test_products_that_depend_on_the_number_of_rows_are_found_at_start_up(
     with start(folder, **options):
         pass
     monkeypatch.setattr(_custom_ops, "linear", sum_few_rows_in_another_order)
-    assert_refused(folder, "differ between 1 and 150 rows", **options)
+    assert_refused(folder, "differ between 1 and 260 rows", **options)
 
 
 def test_bfloat16_weights_are_computed_with_in_float32_even_where_there_are_units(

@@ -13,8 +13,8 @@ from vllm.model_executor.layers.activation import ACTIVATIONS, is_silu
 from vllm.model_executor.layers.linear import WeightMatrix
 from vllm.model_executor.models.llama import LlamaForCausalLM
 
-# Rows of one product that must agree: every kernel for few rows, the largest of those, panels whole and in part.
-_ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 33, 48, 49, 64, 150)
+# Rows of one product that must agree: every kernel for few rows, the largest of those, panels whole and in part, many.
+_ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 33, 48, 49, 64, 150, 192, 260)
 _MAX_COLUMNS = 200  # of each product that is tried, so that a look takes milliseconds
 
 
