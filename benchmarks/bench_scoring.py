@@ -120,7 +120,7 @@ def measure_lm_eval(
         return [name, "failed", "-", "-", "-", "-"]
     found = json.loads(next(line for line in reversed(run.stdout.splitlines()) if line.startswith('{"seconds"')))
     difference = max(abs(one - other) for one, other in zip(found["logprobs"], values, strict=True))
-    return [name, found["seconds"], "-", "-", found["acc"], f"{difference:.1e}"]
+    return [name, found["seconds"], found.get("num_computed", "-"), "-", found["acc"], f"{difference:.1e}"]
 
 
 def count_positions(llm: LLM) -> int:

@@ -33,6 +33,11 @@ from vllm.benchmarks import serve
 STARTUP_S = 600.0
 LOADS = {"burst": "inf", "steady": "1"}
 FIGURES = ["output_throughput", *(f"{s}_{m}_ms" for m in ("ttft", "tpot", "itl") for s in ("mean", "median", "p99"))]
+# What the original needs said on a CPU: which cores, and how much of the memory.
+PEER_SETTINGS = {
+    "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
+    "VLLM_CPU_KVCACHE_SPACE": "4",
+}
 Key = tuple[str, str, str]  # server, load, logprobs
 
 
@@ -48,7 +53,15 @@ class Server:
         command += ["--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "64", *flags]
         began = time.monotonic()
         with log.open("wb") as output:
-            self._process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+            # Away from here: -m looks for vllm in the current directory first.
+            self._process = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                cwd=log.parent,
+                env=PEER_SETTINGS | os.environ,
+            )
         while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() - began > STARTUP_S:
                 self.close()
@@ -94,12 +107,14 @@ def main() -> None:
             servers.append(server)
             print(f"{name} is ready after {server.ready_s:.1f} s", flush=True)
         figures: dict[Key, list[dict[str, float]]] = {}
+        seed = 1000
         for round_index in range(-1, args.rounds):  # the first one warms up and is forgotten
             for load in loads if round_index >= 0 else loads[:1]:
                 for k in logprobs:
+                    seed += 1  # new prompts for each slice, the same for both: no slice finds another's in a cache
                     for server in servers:
                         with server.awake():
-                            measured = measure(server, args, load, k, seed=1000 + round_index)
+                            measured = measure(server, args, load, k, seed)
                         if round_index >= 0:
                             figures.setdefault((server.name, load, k), []).append(measured)
                             print(f"round {round_index} {server.name} {load} logprobs={k}: {measured}", flush=True)
@@ -159,7 +174,7 @@ def list_raw(figures: dict[Key, list[dict[str, float]]], load: str) -> list[dict
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="folder of a model that both servers load")
+    parser.add_argument("model", type=os.path.abspath, help="folder of a model that both servers load")
     parser.add_argument("--peer", help="the Python of an environment with another vllm")
     parser.add_argument("--ours-flags", default="", help="further flags of our server")
     parser.add_argument("--peer-flags", default="--enforce-eager", help="further flags of the peer's server")

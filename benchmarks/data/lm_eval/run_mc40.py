@@ -39,7 +39,11 @@ def main():
     for _ in range(2 if args.warm else 1):
         results = lm_eval.simple_evaluate(model=model, tasks=["mc40"], task_manager=tasks, bootstrap_iters=0)
     seconds, logprobs = taken[-1]
-    print("\n" + json.dumps({"seconds": seconds, "acc": results["results"]["mc40"]["acc,none"], "logprobs": logprobs}))
+    found = {"seconds": seconds, "acc": results["results"]["mc40"]["acc,none"], "logprobs": logprobs}
+    engine = model.model.llm_engine
+    if hasattr(engine, "get_stats"):  # this project's; all runs together
+        found["num_computed"] = engine.get_stats().num_computed_positions
+    print("\n" + json.dumps(found))
 
 
 if __name__ == "__main__":
