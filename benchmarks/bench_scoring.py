@@ -18,6 +18,7 @@ import time
 from typing import Any
 
 from benchmarks.data.make_mc40 import make_beginning
+from benchmarks.peers.engine_process import make_environment
 from benchmarks.report import add_output_argument, show
 from vllm import LLM, SamplingParams
 
@@ -107,12 +108,7 @@ def measure_lm_eval(
     name: str, python: str, model: pathlib.Path, items: list[dict[str, Any]], values: list[float]
 ) -> list[object]:
     """Run lm-eval in another environment, cold."""
-    environment = {
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "VLLM_CPU_KVCACHE_SPACE": "4",
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
-    } | {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment = make_environment(is_original_vllm=True)  # this project does without, and takes no notice
     command = [python, str(RUNNER), str(model.resolve()), str(ROOT)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if run.returncode:

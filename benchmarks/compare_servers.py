@@ -1,6 +1,6 @@
 """How do this server and another one do under the same load, in the same minutes, with and without logprobs?
 
-    python -m benchmarks.compare_servers MODEL [--peer PYTHON] [--peer-flags "--enforce-eager"] [--rounds 5]
+    python -m benchmarks.compare_servers MODEL [--peer PYTHON] [--peer-flags=--enforce-eager] [--rounds 5]
         [--loads burst,steady] [--logprobs none,5] [--num-prompts 64] [--input-len 128] [--output-len 64] [--json FILE]
 
 Both servers are started once, by `PYTHON -m vllm.entrypoints.openai.api_server`; while one is measured the other is
@@ -27,17 +27,13 @@ from typing import Any
 
 import uvloop
 
+from benchmarks.peers.engine_process import make_environment
 from benchmarks.report import add_output_argument, quartiles, show
 from vllm.benchmarks import serve
 
 STARTUP_S = 600.0
 LOADS = {"burst": "inf", "steady": "1"}
 FIGURES = ["output_throughput", *(f"{s}_{m}_ms" for m in ("ttft", "tpot", "itl") for s in ("mean", "median", "p99"))]
-# What the original needs said on a CPU: which cores, and how much of the memory.
-PEER_SETTINGS = {
-    "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
-    "VLLM_CPU_KVCACHE_SPACE": "4",
-}
 Key = tuple[str, str, str]  # server, load, logprobs
 
 
@@ -60,7 +56,7 @@ class Server:
                 stderr=output,
                 start_new_session=True,
                 cwd=log.parent,
-                env=PEER_SETTINGS | os.environ,
+                env=make_environment(is_original_vllm=name == "peer"),
             )
         while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() - began > STARTUP_S:

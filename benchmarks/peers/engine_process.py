@@ -36,10 +36,11 @@ class EngineSpec(NamedTuple):
     is_ours: bool = False
 
 
-def _make_environment(spec: EngineSpec) -> dict[str, str]:
+def make_environment(*, is_original_vllm: bool) -> dict[str, str]:
+    """Return the environment of a process to measure."""
     environment = _ENVIRONMENT | dict(os.environ)
     environment.pop("PYTHONPATH", None)
-    if spec.engine == "vllm" and not spec.is_ours:  # left alone it keeps a core for something else
+    if is_original_vllm:  # left alone it keeps a core for something else
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
     return environment
@@ -59,7 +60,7 @@ class EngineProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=_make_environment(spec),
+                env=make_environment(is_original_vllm=spec.engine == "vllm" and not spec.is_ours),
                 cwd=tempfile.gettempdir(),  # not this project: its `vllm` would be found before the peer's
                 start_new_session=True,
             )

@@ -15,8 +15,6 @@ namespace {
 // cache's 32.
 constexpr int64_t kMaxBlock = 192;
 constexpr int64_t kBlockUnit = 64;
-// Rows of x that are packed at once, which bounds the workspace.
-constexpr int64_t kMaxRows = 512;
 // From so many panels on the rows of weights are copied together: they may lie so that they push each other out of the
 // cache, and the copy costs an eighth of a vector's work.
 constexpr int64_t kManyPanels = 4;
@@ -181,10 +179,10 @@ class Panels {
 };
 
 // [size, width] from `width` rows; those that are not there repeat the last one.
-void pack_panel(const Product& p, int64_t first_row, const Panel& panel, float* packed) {
+void pack_panel(const Product& p, const Panel& panel, float* packed) {
   const float* rows[kPanelRows];
   for (int64_t r = 0; r < panel.width; ++r) {
-    rows[r] = p.x + (first_row + panel.row + std::min(r, panel.num_rows - 1)) * p.x_stride;
+    rows[r] = p.x + (panel.row + std::min(r, panel.num_rows - 1)) * p.x_stride;
   }
   p.kernels->turn_rows(rows, panel.width, p.size, panel.width, packed);
 }
@@ -207,7 +205,6 @@ void write_outputs(const Product& p, const float* sums, int64_t width, int64_t n
 // of these columns pass it, which stay in the second-level one for all panels.
 struct PanelWork {
   const Product& p;
-  int64_t first_row;
   const Panels& panels;
   const float* x;
   float* wide;  // [num_columns, block_size]; null: weights are read as they lie
@@ -245,14 +242,14 @@ struct PanelWork {
     for (int64_t i = 0; i < panels.count(); ++i) {
       const Panel panel = panels[i];
       write_outputs(p, sums + panel.row * num_columns, panel.width, panel.num_rows, num_columns,
-                    p.output + (first_row + panel.row) * p.output_stride + first);
+                    p.output + panel.row * p.output_stride + first);
     }
   }
 };
 
-void multiply_panels(const Product& p, int64_t first_row, int64_t num_rows, int num_threads) {
+void multiply_panels(const Product& p, int num_threads) {
   static thread_local Workspace workspace;
-  const Panels panels(num_rows, *p.kernels);
+  const Panels panels(p.num_rows, *p.kernels);
   const bool has_many = panels.count() >= kManyPanels, is_direct = p.weight_bytes == 4 && !has_many;
   const int64_t row_bytes = std::max<int64_t>(1, p.weight_stride * p.weight_bytes);
   const int64_t fitting = kChunkBytes / row_bytes / kMinColumns * kMinColumns;
@@ -265,13 +262,13 @@ void multiply_panels(const Product& p, int64_t first_row, int64_t num_rows, int 
   // A step of the kernel is 16 numbers of 12 rows of weights and one vector, or fewer rows and more vectors.
   const int64_t columns_a_step = std::max<int64_t>(1, 12 * p.kernels->product_lanes / panels[0].width);
   const int lines_a_step = static_cast<int>(divide_up(columns_a_step * p.weight_bytes, 4 * panels.count()));
-  const auto pack = [&](int64_t i) { pack_panel(p, first_row, panels[i], x + panels[i].row * p.size); };
+  const auto pack = [&](int64_t i) { pack_panel(p, panels[i], x + panels[i].row * p.size); };
   parallel_for(panels.count(), panels.count() > 1 ? num_threads : 1, pack);
   parallel_for(num_threads, num_threads, [&](int64_t share) {
     int64_t chunk = chunks.take();
     fetch_now(chunks.fetch(chunk, 1), kFirstBytes);
     float* wide = x + num_x + share * (num_wide + num_sums);
-    const PanelWork work{p, first_row, panels, x, is_direct ? nullptr : wide, wide + num_wide};
+    const PanelWork work{p, panels, x, is_direct ? nullptr : wide, wide + num_wide};
     while (chunk < chunks.count()) {
       const int64_t following = chunks.take();
       Fetching fetching = chunks.fetch(following, lines_a_step);
@@ -435,8 +432,6 @@ int32_t vllm_linear(const float* x, int64_t x_stride, int64_t num_rows, int64_t 
   return run_guarded([&] {
     if (num_rows >= kManyRows) return multiply_many_rows(p, threads);
     if (num_rows <= (p.weight_bytes == 4 ? kFewRows : 2 * kFewRows)) return multiply_few_rows(p, threads);
-    for (int64_t row = 0; row < num_rows; row += kMaxRows) {
-      multiply_panels(p, row, std::min(kMaxRows, num_rows - row), threads);
-    }
+    multiply_panels(p, threads);
   });
 }

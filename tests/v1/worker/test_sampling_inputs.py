@@ -44,7 +44,7 @@ def assert_equal(got: Any, expected: Any) -> None:
 def test_kept_inputs_equal_new_ones_over_a_random_walk() -> None:
     draw = random.Random(5)
     batch = InputBatch(max_num_reqs=6, max_model_len=64, block_size=4, vocab_size=50)
-    inputs = SamplingInputs()
+    inputs = SamplingInputs(batch)
     num_kept = 0
     for step in range(600):
         names = list(batch.row_of)
@@ -58,7 +58,7 @@ def test_kept_inputs_equal_new_ones_over_a_random_walk() -> None:
         if draw.random() < 0.2:
             rows = np.array(draw.sample(rows.tolist(), draw.randint(1, len(rows))))
         before = inputs._metadata
-        got = inputs.make_metadata(batch, rows, CPU)
+        got = inputs.make_metadata(rows, CPU)
         num_kept += inputs._metadata is before and before is not None
         assert_equal(got, make_sampling_metadata(batch, rows, CPU))
         growing = rows[batch.num_tokens[rows] < 60]
@@ -67,11 +67,10 @@ def test_kept_inputs_equal_new_ones_over_a_random_walk() -> None:
 
 
 def test_another_batch_is_not_taken_for_the_one_before() -> None:
-    inputs = SamplingInputs()
     for kind in ({"logprobs": 2}, {}):
         batch = InputBatch(max_num_reqs=2, max_model_len=8, block_size=4, vocab_size=50)
         batch.add(make_request("r", [1, 2], **kind))
-        assert (inputs.make_metadata(batch, np.arange(1), CPU).score_table is None) == (not kind)
+        assert (SamplingInputs(batch).make_metadata(np.arange(1), CPU).score_table is None) == (not kind)
 
 
 def test_rows_of_hidden_states_are_those_named_whether_or_not_they_are_neighbours() -> None:

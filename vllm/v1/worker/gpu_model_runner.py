@@ -67,7 +67,6 @@ class GPUModelRunner:
         self.max_num_reqs = vllm_config.scheduler_config.max_num_seqs
         self.workspace_rows = choose_workspace_rows(self.vocab_size)
         self.sampler = Sampler()
-        self.sampling_inputs = SamplingInputs()
         self.kv_caches: list[torch.Tensor] = []
         self.score_store: ScoreStore | None = None
         self.on_weights_changed: list[Callable[[], None]] = []
@@ -95,7 +94,7 @@ class GPUModelRunner:
         """Give everything back."""
         self.drop_model()
         self.drop_kv_caches()
-        for name in ("workspace", "batch"):
+        for name in ("workspace", "batch", "sampling_inputs"):
             vars(self).pop(name, None)
 
     def look_at_model_again(self) -> None:
@@ -114,6 +113,7 @@ class GPUModelRunner:
     def allocate_batch(self, max_model_len: int) -> None:
         """Take the persistent batch."""
         self.batch = InputBatch(self.max_num_reqs, max_model_len, self.block_size, self.vocab_size)
+        self.sampling_inputs = SamplingInputs(self.batch)
 
     def allocate_kv_caches(self, num_blocks: int) -> None:
         """Take the KV cache, and what blocks keep for prompt logprobs; pages are touched when they are written."""
@@ -239,7 +239,7 @@ class GPUModelRunner:
             some = sampled[first : first + self.workspace_rows]
             rows = inputs.rows[some]
             logits = self._compute_logits(hidden, inputs.query_starts[some + 1] - 1)
-            output = self.sampler(logits, self.sampling_inputs.make_metadata(batch, rows, self.device))
+            output = self.sampler(logits, self.sampling_inputs.make_metadata(rows, self.device))
             request_ids = [inputs.request_ids[i] for i in some.tolist()]
             num_draws = batch.num_draws[rows].tolist()
             owners = []

@@ -25,28 +25,28 @@ def order_sampled_rows(batch: InputBatch, rows: np.ndarray) -> np.ndarray:  # [n
 
 
 class SamplingInputs:
-    """Makes the sampler's inputs step after step; what holds for as long as the same rows are sampled is kept.
+    """Makes the sampler's inputs of one batch step after step; what holds while the same rows are sampled is kept.
 
     A step's weights drive Python's own data out of the cache, so that each call of numpy costs some 5 µs: 0.3 ms.
     """
 
-    def __init__(self) -> None:
-        self._batch: InputBatch | None = None
+    def __init__(self, batch: InputBatch) -> None:
+        self._batch = batch
         self._changes = -1
         self._rows = b""
         self._metadata: SamplingMetadata | None = None
 
-    def make_metadata(self, batch: InputBatch, rows: np.ndarray, device: torch.device) -> SamplingMetadata:
+    def make_metadata(self, rows: np.ndarray, device: torch.device) -> SamplingMetadata:
         """Do what `make_sampling_metadata` does."""
-        rows_as_bytes = rows.tobytes()
-        is_known = self._batch is batch and self._changes == batch.num_changes and self._rows == rows_as_bytes
+        batch, rows_as_bytes = self._batch, rows.tobytes()
+        is_known = self._changes == batch.num_changes and self._rows == rows_as_bytes
         if is_known and self._metadata is not None:
             draws = self._metadata.draws
             return self._metadata._replace(
                 draws=draws._replace(positions=_find_positions(batch, rows, draws.row_of_draw))
             )
         metadata = make_sampling_metadata(batch, rows, device)
-        self._batch, self._changes, self._rows = batch, batch.num_changes, rows_as_bytes
+        self._changes, self._rows = batch.num_changes, rows_as_bytes
         # These look at the tokens so far, and may have nothing to change yet.
         depends_on_tokens = (batch.has_rules | batch.has_penalties)[rows].any()
         self._metadata = None if depends_on_tokens else metadata
