@@ -240,6 +240,9 @@ inline void multiply_panel_columns(const ProductTile& tile) {
   }
 }
 
+// Rows of x in a panel, at most.
+constexpr int64_t kMostPanelRows = kSumLanes * kPanelVectors;
+
 inline void multiply_panel(const ProductTile& tile) {
   switch (tile.num_rows / kSumLanes) {
     case 1:

@@ -60,7 +60,7 @@ const Kernels VLLM_TABLE = {
     VLLM_VARIANT::multiply_few_bfloat16,
     VLLM_VARIANT::multiply_few_int8,
     VLLM_VARIANT::kSumLanes,
-    VLLM_VARIANT::kSumLanes* VLLM_VARIANT::kPanelVectors,
+    VLLM_VARIANT::kMostPanelRows,
     VLLM_VARIANT::multiply_panel,
     VLLM_VARIANT::widen_float32,
     VLLM_VARIANT::widen_bfloat16,
