@@ -26,6 +26,7 @@ from vllm.v1.attention import get_attention_backend, make_attention_metadata, to
 _POOL_BYTES = 192 << 20
 _PROBE_SIZE = 640  # three matrices of 1.6 MB
 _KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+_INT8_BLOCKS = "int8, factors of 32"
 # (numbers in, numbers out): the matrices of SmolLM2-135M, its head cut to a sixth.
 _SHAPES = [(576, 960), (576, 3072), (1536, 576), (576, 8192)]
 _ROWS = [1, 8, 32, 128]
@@ -85,18 +86,19 @@ def make_linear_case(size: int, num_columns: int, num_rows: int) -> Case:
     """Our products for each stored type, against torch's with plain and with packed weights."""
     count = max(2, _POOL_BYTES // (4 * size * num_columns))
     wide = [torch.randn(num_columns, size) for _ in range(count)]
-    scale = torch.ones(num_columns)
+    scales = {"int8": torch.ones(num_columns), _INT8_BLOCKS: torch.ones(size // ops.FACTOR_BLOCK, num_columns)}
     x, out = torch.randn(num_rows, size), torch.empty(num_rows, num_columns)
     rivals: dict[str, Callable[[int], object]] = {}
     num_bytes: dict[str, int] = {}
-    for name, kind in _KINDS.items():
+    for name, kind in (_KINDS | {_INT8_BLOCKS: torch.int8}).items():
         pool = [weight.to(kind) for weight in wide]
-        factors = scale if kind == torch.int8 else None
+        factors = scales.get(name)
 
         def multiply(turn: int, pool: list[torch.Tensor] = pool, factors: torch.Tensor | None = factors) -> None:
             ops.linear(x, pool[turn % count], None, factors, out)
 
-        rivals[name], num_bytes[name] = multiply, pool[0].nbytes
+        rivals[name] = multiply
+        num_bytes[name] = pool[0].nbytes + (0 if factors is None else factors.nbytes)
     rivals["torch"] = lambda turn: F.linear(x, wide[turn % count])
     num_bytes["torch"] = wide[0].nbytes
     if torch.backends.mkldnn.is_available():
@@ -113,6 +115,14 @@ def make_row_cases(num_rows: int) -> list[Case]:
     x, residual, weight = torch.randn(num_rows, 576), torch.randn(num_rows, 576), torch.ones(576)
     gate_up, logits = torch.randn(num_rows, 3072), torch.randn(num_rows, 49152)
     chosen, num_top = torch.zeros(num_rows, dtype=torch.int64), torch.full((num_rows,), 5, dtype=torch.int32)
+    draws = torch.arange(num_rows, dtype=torch.int32), torch.arange(num_rows), torch.full((num_rows,), 100)
+    rows, wide = torch.arange(num_rows), torch.empty_like(logits)
+
+    def filter_copy(call: Callable[..., None], top_k: int, top_p: float) -> None:  # what is filtered is not again
+        wide.copy_(logits)
+        settings = (torch.ones(num_rows), torch.full((num_rows,), top_k), torch.full((num_rows,), top_p))
+        call(wide, rows, *settings, torch.zeros(num_rows))
+
     pairs: dict[str, tuple[Callable[[], object], Callable[[], object], int]] = {
         "rms_norm": (
             lambda: ops.rms_norm(x, weight, 1e-5, residual),
@@ -127,6 +137,31 @@ def make_row_cases(num_rows: int) -> list[Case]:
         "score_rows, 5 of 49,152": (
             lambda: ops.score_rows(logits, chosen, num_top, 5, False),
             lambda: ops.score_rows_reference(logits, chosen, num_top, 5, False),
+            logits.nbytes,
+        ),
+        "score_rows, 20 of 49,152": (
+            lambda: ops.score_rows(logits, chosen, num_top * 4, 20, False),
+            lambda: ops.score_rows_reference(logits, chosen, num_top * 4, 20, False),
+            logits.nbytes,
+        ),
+        "score_full_rows of 49,152": (
+            lambda: ops.score_full_rows(logits, False),
+            lambda: ops.score_full_rows_reference(logits, False),
+            3 * logits.nbytes,
+        ),
+        "top-p 0.9 of 49,152": (
+            lambda: filter_copy(ops.filter_rows, 49152, 0.9),
+            lambda: filter_copy(ops.filter_rows_reference, 49152, 0.9),
+            2 * logits.nbytes,
+        ),
+        "top-k 50 of 49,152": (
+            lambda: filter_copy(ops.filter_rows, 50, 1.0),
+            lambda: filter_copy(ops.filter_rows_reference, 50, 1.0),
+            2 * logits.nbytes,
+        ),
+        "draw_rows of 49,152": (
+            lambda: ops.draw_rows(logits, *draws),
+            lambda: ops.draw_rows_reference(logits, *draws),
             logits.nbytes,
         ),
         "argmax_rows of 49,152": (

@@ -12,7 +12,7 @@ import torch
 
 from vllm._ops_filter import filter_rows, filter_rows_reference
 from vllm._ops_library import KV_KINDS, check_status, get_simd_variant, is_compiled, load_library, set_simd_variant
-from vllm._ops_linear import linear, linear_reference
+from vllm._ops_linear import FACTOR_BLOCK, get_scale_shape, linear, linear_reference, widen_rows
 from vllm._ops_model_reference import (
     paged_attention_reference,
     rms_norm_reference,
@@ -32,6 +32,7 @@ from vllm._ops_reference import (
 )
 
 __all__ = [
+    "FACTOR_BLOCK",
     "ScoredEntries",
     "argmax_rows",
     "argmax_rows_reference",
@@ -39,6 +40,7 @@ __all__ = [
     "draw_rows_reference",
     "filter_rows",
     "filter_rows_reference",
+    "get_scale_shape",
     "get_simd_variant",
     "is_compiled",
     "linear",
@@ -62,6 +64,7 @@ __all__ = [
     "set_simd_variant",
     "silu_and_multiply",
     "silu_and_multiply_reference",
+    "widen_rows",
     "write_kv",
     "write_kv_reference",
 ]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from vllm._ops_library import KV_KINDS, check_status, load_library
-from vllm._ops_linear import WEIGHT_KINDS
+from vllm._ops_linear import WEIGHT_KINDS, get_weight_kind
 
 _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -78,7 +78,7 @@ class DecoderMatrix(NamedTuple):
     """Weights as `vllm._custom_ops.linear` takes them."""
 
     weight: torch.Tensor  # [num_columns, size] float32, bfloat16 or int8; rows contiguous
-    scale: torch.Tensor | None = None  # [num_columns] float32
+    scale: torch.Tensor | None = None  # [num_columns] float32, or [size / 32, num_columns]
     bias: torch.Tensor | None = None  # [num_columns] float32
 
 
@@ -212,7 +212,7 @@ def _point_at(tensor: torch.Tensor | None) -> int | None:
 
 def _point_at_matrix(matrix: DecoderMatrix) -> _Matrix:
     weight = matrix.weight
-    kind = WEIGHT_KINDS[weight.dtype]
+    kind = get_weight_kind(weight, matrix.scale)
     return _Matrix(
         weight.data_ptr(), weight.stride(0), *weight.shape, _point_at(matrix.scale), _point_at(matrix.bias), kind
     )

@@ -18,13 +18,15 @@ enum Status : int32_t {
   kUnknownVariant = 4,   // not compiled in, or not run by this CPU
 };
 
-enum WeightKind : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
+// kInt8Blocks: int8, each kFactorBlock numbers of a row with a factor of their own.
+enum WeightKind : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kInt8Blocks = 3 };
+inline constexpr int64_t kFactorBlock = 32;
 
 // A matrix of weights, and what its product is multiplied by and added to; see vllm_linear.
 struct Matrix {
   const void* weight;  // [num_columns, size] of `kind`
   int64_t stride, num_columns, size;
-  const float* scale;  // [num_columns] or null
+  const float* scale;  // [num_columns] or null; kInt8Blocks: [size / kFactorBlock, num_columns]
   const float* bias;   // [num_columns] or null
   int64_t kind;
 };
@@ -68,7 +70,7 @@ struct DecoderStep {
 }  // namespace vllm::cpu
 
 // Raised whenever a signature below changes; the Python door refuses a library of another number.
-inline constexpr int32_t kVllmAbiVersion = 6;
+inline constexpr int32_t kVllmAbiVersion = 7;
 
 VLLM_API int32_t vllm_abi_version();
 
@@ -172,12 +174,14 @@ VLLM_API int32_t vllm_silu_and_multiply(const float* gate_up, int64_t row_stride
                                         int32_t num_threads, float* output);
 
 // output = x . weight^T * scale + bias; a row of weights an output column, with a factor of its own where scale is not
-// null. Each output's bits depend on its own row of x and row of weights alone.
+// null. kInt8Blocks: weights are multiplied by their block's factor first, so the bits are those of the products as
+// float32 weights; size is a multiple of kFactorBlock. Each output's bits depend on its own row of x and row of weights
+// alone.
 VLLM_API int32_t vllm_linear(const float* x,  // [num_rows, size]
                              int64_t x_stride, int64_t num_rows, int64_t size,
                              const void* weight,  // [num_columns, size] of weight_kind
                              int64_t weight_stride, int64_t num_columns, int32_t weight_kind,
-                             const float* scale,  // [num_columns] or null
+                             const float* scale,  // [num_columns] or null; kInt8Blocks: as in Matrix
                              const float* bias,   // [num_columns] or null
                              int32_t num_threads,
                              float* output,  // [num_rows, num_columns]

@@ -24,6 +24,7 @@ constexpr int64_t kSpan = 4 * kKeyTile;
 constexpr int64_t kMaxUnitRows = 96;  // their queries, scores and outputs stay in the second-level cache
 constexpr int64_t kFewRows = 12;      // of a KV head: fewer share the walk with the other KV heads
 constexpr int64_t kSharesPerThread = 8;
+constexpr int64_t kLineBytes = 64;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -254,7 +255,18 @@ class Walk {
       if (place.unit == &unit && place.start == start) return place;
     }
     find_keys(p_, unit, start, &scratch_.places[0]);
+    fetch_keys(scratch_.places[0]);
     return scratch_.places[0];
+  }
+
+  // Asks for the keys of a walk's first tile all at once: nothing before it had them fetched.
+  void fetch_keys(const TilePlace& place) const {
+    const char* keys = p_.keys(place.unit->first_head);
+    const int64_t row_bytes = place.unit->num_heads * p_.head_dim * p_.number_size;
+    for (int64_t key = place.first_key; key < place.end_key; ++key) {
+      const char* row = keys + place.slots[key] * p_.number_size;
+      for (int64_t at = 0; at < row_bytes; at += kLineBytes) __builtin_prefetch(row + at);
+    }
   }
 
   // The tile that is computed after `place`; itself if there is none.

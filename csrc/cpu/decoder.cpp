@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "api.h"
+#include "linear.h"
 #include "threads.h"
 
 namespace vllm::cpu {
@@ -82,7 +83,11 @@ void widen_row(const Matrix& m, int64_t row, float* output) {
     }
     default: {
       const auto* narrow = static_cast<const int8_t*>(m.weight) + first;
-      for (int64_t i = 0; i < m.size; ++i) output[i] = static_cast<float>(narrow[i]) * m.scale[row];
+      const bool has_blocks = m.kind == kInt8Blocks;
+      for (int64_t i = 0; i < m.size; ++i) {
+        const int64_t factor = has_blocks ? i / kFactorBlock * m.num_columns + row : row;
+        output[i] = static_cast<float>(narrow[i]) * m.scale[factor];
+      }
     }
   }
 }
@@ -105,7 +110,7 @@ class DecoderRun {
       const float* added = i == 0 ? b_.residual : b_.added;
       status = normalise(added, i == 0 ? nullptr : b_.residual, step_.num_tokens, layer.attention_norm, b_.rows);
       if (status == kOk) status = run_attention(layer, step_.kv_caches[i]);
-      if (status == kOk) status = run_mlp(layer);
+      if (status == kOk) status = run_mlp(layer, i + 1 < d_.num_layers ? &d_.layers[i + 1] : nullptr);
     }
     if (status != kOk) return status;
     if (d_.num_layers == 0) return normalise(b_.residual, nullptr, step_.num_tokens, d_.final_norm, output);
@@ -136,7 +141,9 @@ class DecoderRun {
     return vllm_rms_norm(x, hidden, residual, hidden, num_rows, hidden, weight, d_.eps, num_threads_, output);
   }
 
-  int32_t multiply(const float* x, int64_t num_rows, const Matrix& m, float* output) const {
+  // x times m; `next` is the product after it.
+  int32_t multiply(const float* x, int64_t num_rows, const Matrix& m, const Matrix* next, float* output) const {
+    if (next != nullptr) announce_product(*next, num_rows, num_threads_);
     return vllm_linear(x, m.size, num_rows, m.size, m.weight, m.stride, m.num_columns, static_cast<int32_t>(m.kind),
                        m.scale, m.bias, num_threads_, output, m.num_columns);
   }
@@ -144,7 +151,7 @@ class DecoderRun {
   int32_t run_attention(const DecoderLayer& layer, void* kv_cache) const {
     const int64_t query_size = d_.num_heads * d_.head_dim;
     const auto kv_kind = static_cast<int32_t>(step_.kv_kind);
-    int32_t status = multiply(b_.rows, step_.num_tokens, layer.qkv, b_.qkv);
+    int32_t status = multiply(b_.rows, step_.num_tokens, layer.qkv, &layer.attention_out, b_.qkv);
     if (status != kOk) return status;
     status = vllm_rotate_and_write_kv(b_.qkv, layer.qkv.num_columns, step_.num_tokens, d_.num_heads, d_.num_kv_heads,
                                       d_.head_dim, b_.cos, b_.sin, layer.query_norm, layer.key_norm, d_.eps,
@@ -155,11 +162,11 @@ class DecoderRun {
                                   step_.block_size, d_.num_kv_heads, d_.head_dim, step_.block_tables,
                                   step_.table_stride, step_.query_starts, step_.seq_lens, step_.num_requests,
                                   d_.attention_scale, layer.sliding_window, num_threads_, b_.rows);
-    return status == kOk ? multiply(b_.rows, step_.num_tokens, layer.attention_out, b_.added) : status;
+    return status == kOk ? multiply(b_.rows, step_.num_tokens, layer.attention_out, &layer.gate_up, b_.added) : status;
   }
 
   // Parts of equal size: how a row is summed up depends on whether it is among few or many.
-  int32_t run_mlp(const DecoderLayer& layer) const {
+  int32_t run_mlp(const DecoderLayer& layer, const DecoderLayer* next_layer) const {
     const int64_t hidden = d_.embedding.size, size = layer.down.size, num_tokens = step_.num_tokens;
     const int64_t num_parts = count_mlp_parts(num_tokens);
     int32_t status = kOk;
@@ -167,11 +174,12 @@ class DecoderRun {
       const int64_t first = num_tokens * part / num_parts, end = num_tokens * (part + 1) / num_parts;
       float* added = b_.added + first * hidden;
       status = normalise(added, b_.residual + first * hidden, end - first, layer.mlp_norm, b_.rows);
-      if (status == kOk) status = multiply(b_.rows, end - first, layer.gate_up, b_.gate_up);
+      if (status == kOk) status = multiply(b_.rows, end - first, layer.gate_up, &layer.down, b_.gate_up);
       if (status == kOk) {
         status = vllm_silu_and_multiply(b_.gate_up, 2 * size, end - first, size, num_threads_, b_.activated);
       }
-      if (status == kOk) status = multiply(b_.activated, end - first, layer.down, added);
+      const Matrix* next = next_layer == nullptr ? nullptr : &next_layer->qkv;
+      if (status == kOk) status = multiply(b_.activated, end - first, layer.down, next, added);
     }
     return status;
   }

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "api.h"
+
 namespace vllm::cpu {
 
 struct StretchScan {
@@ -76,6 +78,8 @@ struct ProductTile {
   int64_t size, block_size;  // few rows: sums run over a block, then over blocks; panels: over all
   bool adds;                 // panels: to what the output holds
   const float* scale;        // [num_columns]; null: 1
+  const float* factors;      // blocks of int8: [size / kFactorBlock, num_columns], rows factor_stride apart
+  int64_t factor_stride;
   const float* bias;         // [num_columns]; null: 0
   float* output;             // few rows: [num_rows, num_columns]; panels: [num_columns, num_rows]
   int64_t output_stride;     // few rows
@@ -119,6 +123,7 @@ struct Kernels {
   void (*multiply_few_float32)(const ProductTile& tile);
   void (*multiply_few_bfloat16)(const ProductTile& tile);
   void (*multiply_few_int8)(const ProductTile& tile);
+  void (*multiply_few_int8_blocks)(const ProductTile& tile);
   // Products of a panel of x with weights as float32.
   int64_t product_lanes;
   int64_t panel_rows;  // at most; a whole number of product_lanes, at most kPanelRows
@@ -127,6 +132,7 @@ struct Kernels {
   void (*widen_float32)(const ProductTile& tile, float* wide, int64_t wide_stride);
   void (*widen_bfloat16)(const ProductTile& tile, float* wide, int64_t wide_stride);
   void (*widen_int8)(const ProductTile& tile, float* wide, int64_t wide_stride);
+  void (*widen_int8_blocks)(const ProductTile& tile, float* wide, int64_t wide_stride);
   // turned[i][row] = rows[row][i] for a whole number of 8 rows
   void (*turn_rows)(const float* const* rows, int64_t num_rows, int64_t size, int64_t turned_stride, float* turned);
 };

@@ -6,6 +6,7 @@
 
 #include "api.h"
 #include "kernels.h"
+#include "linear.h"
 #include "threads.h"
 
 namespace vllm::cpu {
@@ -27,6 +28,8 @@ constexpr int64_t kFirstBytes = 32 << 10, kFirstFewBytes = 8 << 10;
 constexpr int64_t kLineBytes = 64;
 // Few rows: runs of a thread, as long as there are groups for them, and groups of a run.
 constexpr int64_t kRunsPerThread = 16, kMaxRun = 8;
+// Few rows: a share of the columns, and bytes at most, that are divided up in advance among a team's threads.
+constexpr int64_t kOwnShare = 4, kOwnBytes = 96 << 10;
 // Few rows: what a step of the kernel uses up, 16 bytes of 8 rows of weights.
 constexpr int kFewLinesAStep = 2;
 // From so many rows on, turning a number of weights costs less than a twentieth of using it.
@@ -47,6 +50,7 @@ struct Product {
   int64_t weight_stride, weight_bytes;  // of one number
   int64_t num_columns;
   const float* scale;
+  const float* factors;  // [size / kFactorBlock, num_columns] or null
   const float* bias;
   float* output;
   int64_t output_stride;
@@ -55,6 +59,14 @@ struct Product {
   const Kernels* kernels;
 
   const char* find_column(int64_t column) const { return weight + column * weight_stride * weight_bytes; }
+  // Points a tile at the weights of columns from `column` on, numbers from `at` on, a block's start.
+  void point_at_weights(int64_t column, int64_t at, ProductTile* tile) const {
+    tile->weight = find_column(column) + at * weight_bytes;
+    tile->weight_stride = weight_stride;
+    if (factors == nullptr) return;
+    tile->factors = factors + at / kFactorBlock * num_columns + column;
+    tile->factor_stride = num_columns;
+  }
 };
 
 int64_t divide_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit; }
@@ -94,13 +106,19 @@ class Workspace {
   int64_t count_ = 0;
 };
 
-// Chunks of columns, which threads take one after the other; each thread knows its next one, and fetches it.
+// Chunks of columns, which threads take one after the other; each thread knows its next one, and fetches it. The first
+// chunks may be the threads' own, of another size.
 class Chunks {
  public:
-  Chunks(const Product& product, int64_t num_columns) : product_(product), num_columns_(num_columns) {}
-  int64_t count() const { return divide_up(product_.num_columns, num_columns_); }
+  Chunks(const Product& product, int64_t num_columns, int64_t num_own = 0, int64_t own_columns = 0)
+      : product_(product), num_columns_(num_columns), num_own_(num_own), own_columns_(own_columns), next_(num_own) {}
+  int64_t count() const { return num_own_ + divide_up(product_.num_columns - num_own_ * own_columns_, num_columns_); }
   int64_t take() { return next_.fetch_add(1, std::memory_order_relaxed); }
-  int64_t first(int64_t chunk) const { return std::min(chunk * num_columns_, product_.num_columns); }
+  int64_t take_first(int64_t thread) { return thread < num_own_ ? thread : take(); }
+  int64_t first(int64_t chunk) const {
+    const int64_t later = std::max<int64_t>(chunk - num_own_, 0);
+    return std::min((chunk - later) * own_columns_ + later * num_columns_, product_.num_columns);
+  }
   int64_t end(int64_t chunk) const { return first(chunk + 1); }
   Fetching fetch(int64_t chunk, int lines_a_step) const {
     return {product_.find_column(first(chunk)), product_.find_column(end(chunk)), lines_a_step};
@@ -108,8 +126,8 @@ class Chunks {
 
  private:
   const Product& product_;
-  int64_t num_columns_;
-  std::atomic<int64_t> next_{0};
+  int64_t num_columns_, num_own_, own_columns_;
+  std::atomic<int64_t> next_;
 };
 
 void fetch_now(Fetching fetching, int64_t max_bytes) {
@@ -117,15 +135,33 @@ void fetch_now(Fetching fetching, int64_t max_bytes) {
   for (const char* p = fetching.next; p < end; p += kLineBytes) __builtin_prefetch(p);
 }
 
+int64_t count_weight_bytes(int64_t kind) { return kind == kFloat32 ? 4 : kind == kBfloat16 ? 2 : 1; }
+int64_t count_most_few_rows(int64_t weight_bytes) { return weight_bytes == 4 ? kFewRows : 2 * kFewRows; }
+int choose_product_threads(int64_t num_rows, int64_t num_columns, int64_t size, int32_t num_threads) {
+  return choose_threads(num_columns * size * std::max<int64_t>(1, num_rows / 8), num_threads);
+}
+
+// The columns that the kernel computes side by side.
+int64_t count_group_columns(int64_t weight_bytes) { return 32 / weight_bytes; }
+
+// The columns that each thread of a team begins with.
+int64_t count_own_columns(int64_t num_columns, int64_t row_bytes, int64_t weight_bytes, int num_threads) {
+  const int64_t group = count_group_columns(weight_bytes);
+  const int64_t most = std::min(kOwnBytes / std::max<int64_t>(1, row_bytes), num_columns / (kOwnShare * num_threads));
+  return most / group * group;
+}
+
 // The weights go from memory into registers, once.
 void multiply_few_rows(const Product& p, int num_threads) {
-  // The columns that the kernel computes side by side. A thread takes a run of such groups, and meanwhile fetches the
-  // next one: memory is faster in its order, and a call ends sooner with more runs.
-  const int64_t num_columns = 32 / p.weight_bytes;
+  // A thread takes a run of groups of columns, and meanwhile fetches the next one: memory is faster in its order, and a
+  // call ends sooner with more runs.
+  const int64_t num_columns = count_group_columns(p.weight_bytes);
   const int64_t run = std::clamp<int64_t>(p.num_columns / (num_columns * num_threads * kRunsPerThread), 1, kMaxRun);
-  Chunks chunks(p, num_columns * run);
-  parallel_for(num_threads, num_threads, [&](int64_t) {
-    int64_t chunk = chunks.take();
+  const int num_own = Team::current() == nullptr || num_threads == 1 ? 0 : num_threads;
+  const int64_t own = count_own_columns(p.num_columns, p.weight_stride * p.weight_bytes, p.weight_bytes, num_threads);
+  Chunks chunks(p, num_columns * run, num_own, own);
+  run_on_each_thread(num_threads, [&](int64_t thread) {
+    int64_t chunk = chunks.take_first(thread);
     fetch_now(chunks.fetch(chunk, 1), kFirstFewBytes);
     while (chunk < chunks.count()) {
       const int64_t following = chunks.take(), end = chunks.end(chunk);
@@ -135,8 +171,7 @@ void multiply_few_rows(const Product& p, int num_threads) {
                           kFewLinesAStep};
         ProductTile tile{};
         tile.x_stride = p.x_stride;
-        tile.weight = p.find_column(column);
-        tile.weight_stride = p.weight_stride;
+        p.point_at_weights(column, 0, &tile);
         tile.num_columns = std::min(num_columns, end - column);
         tile.size = p.size;
         tile.block_size = p.block_size;
@@ -222,8 +257,7 @@ struct PanelWork {
       tile.scale = is_last ? offset(p.scale, first) : nullptr;
       tile.bias = is_last ? offset(p.bias, first) : nullptr;
       tile.fetching = fetching;
-      tile.weight = p.find_column(first) + at * p.weight_bytes;
-      tile.weight_stride = p.weight_stride;
+      p.point_at_weights(first, at, &tile);
       if (wide != nullptr) {
         const int64_t stride = p.block_size + kPadding;
         p.widen(tile, wide, stride);
@@ -297,8 +331,7 @@ struct TurnedChunk {
       const Panel panel = panels[i];
       for (int64_t at = 0; at < p.size; at += p.block_size) {
         ProductTile tile{};
-        tile.weight = p.find_column(first + panel.row) + at * p.weight_bytes;
-        tile.weight_stride = p.weight_stride;
+        p.point_at_weights(first + panel.row, at, &tile);
         tile.num_columns = panel.num_rows;
         tile.size = std::min(p.block_size, p.size - at);
         const float* columns[kPanelRows];
@@ -389,6 +422,17 @@ void multiply_many_rows(const Product& p, int num_threads) {
 }
 
 }  // namespace
+
+void announce_product(const Matrix& m, int64_t num_rows, int32_t max_threads) {
+  Team* team = Team::current();
+  const int64_t weight_bytes = count_weight_bytes(m.kind);
+  if (team == nullptr || num_rows > count_most_few_rows(weight_bytes)) return;
+  const int num_threads = choose_product_threads(num_rows, m.num_columns, m.size, max_threads);
+  if (num_threads == 1) return;
+  const int64_t row_bytes = m.stride * weight_bytes;
+  team->ahead().announce(m.weight, count_own_columns(m.num_columns, row_bytes, weight_bytes, num_threads) * row_bytes);
+}
+
 }  // namespace vllm::cpu
 
 int32_t vllm_linear(const float* x, int64_t x_stride, int64_t num_rows, int64_t size, const void* weight,
@@ -404,34 +448,35 @@ int32_t vllm_linear(const float* x, int64_t x_stride, int64_t num_rows, int64_t 
   p.size = size;
   p.weight = static_cast<const char*>(weight);
   p.weight_stride = weight_stride;
-  p.scale = scale;
+  (weight_kind == kInt8Blocks ? p.factors : p.scale) = scale;
   p.bias = bias;
   p.output = output;
   p.output_stride = output_stride;
   p.num_columns = num_columns;
   p.block_size = choose_block(size);
   p.kernels = &kernels;
+  p.weight_bytes = count_weight_bytes(weight_kind);
   switch (weight_kind) {
     case kFloat32:
-      p.weight_bytes = 4;
       p.multiply_few = kernels.multiply_few_float32;
       p.widen = kernels.widen_float32;
       break;
     case kBfloat16:
-      p.weight_bytes = 2;
       p.multiply_few = kernels.multiply_few_bfloat16;
       p.widen = kernels.widen_bfloat16;
       break;
+    case kInt8Blocks:
+      p.multiply_few = kernels.multiply_few_int8_blocks;
+      p.widen = kernels.widen_int8_blocks;
+      break;
     default:
-      p.weight_bytes = 1;
       p.multiply_few = kernels.multiply_few_int8;
       p.widen = kernels.widen_int8;
   }
-  const int64_t work = num_columns * size * std::max<int64_t>(1, num_rows / 8);
-  const int threads = choose_threads(work, num_threads);
+  const int threads = choose_product_threads(num_rows, num_columns, size, num_threads);
   return run_guarded([&] {
     if (num_rows >= kManyRows) return multiply_many_rows(p, threads);
-    if (num_rows <= (p.weight_bytes == 4 ? kFewRows : 2 * kFewRows)) return multiply_few_rows(p, threads);
+    if (num_rows <= count_most_few_rows(p.weight_bytes)) return multiply_few_rows(p, threads);
     multiply_panels(p, threads);
   });
 }

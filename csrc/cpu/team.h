@@ -59,11 +59,13 @@ class Signal {
     wake_if_needed();
   }
 
-  // Returns the first value found that is not `old`.
-  uint32_t wait_for_change(uint32_t old) {
+  // Returns the first value found that is not `old`; between two looks, pass() does something short.
+  template <typename Pass>
+  uint32_t wait_for_change(uint32_t old, Pass& pass) {
     for (int look = 0; look < kLooks; ++look) {
       const uint32_t value = read();
       if (value != old) return value;
+      pass();
       pause_thread();
     }
     num_sleepers_.fetch_add(1);  // before the value is looked at again: whoever changes it does so before looking here
@@ -85,6 +87,44 @@ class Signal {
   alignas(64) std::atomic<uint32_t> num_sleepers_{0};
 };
 
+// The bytes that a team's next product begins with: `size` of each thread's own, one thread's after the other's.
+class Ahead {
+ public:
+  void announce(const void* start, int64_t size) {
+    size_.store(size, std::memory_order_relaxed);
+    start_.store(static_cast<const char*>(start), std::memory_order_relaxed);
+  }
+
+  // One thread's way through its own. What it read while another announcement was made is a hint gone wrong, no more.
+  class Reader {
+   public:
+    Reader(const Ahead& ahead, int thread) : ahead_(ahead), thread_(thread) {}
+
+    void operator()() {
+      const char* start = ahead_.start_.load(std::memory_order_relaxed);
+      if (start != start_) {
+        const int64_t size = ahead_.size_.load(std::memory_order_relaxed);
+        start_ = start;
+        next_ = start + thread_ * size;
+        end_ = next_ + size;
+      }
+      for (int line = 0; line < kLinesALook && next_ < end_; ++line, next_ += kLineBytes) __builtin_prefetch(next_);
+    }
+
+   private:
+    static constexpr int kLinesALook = 2;
+    static constexpr int64_t kLineBytes = 64;
+
+    const Ahead& ahead_;
+    int thread_;
+    const char *start_ = nullptr, *next_ = nullptr, *end_ = nullptr;
+  };
+
+ private:
+  std::atomic<const char*> start_{nullptr};
+  std::atomic<int64_t> size_{0};
+};
+
 class Team {
  public:
   using Work = void (*)(void* context);
@@ -96,6 +136,9 @@ class Team {
   }
 
   int size() const { return size_; }
+
+  // What threads fetch while they wait: memory sets the pace of few rows, and would idle meanwhile.
+  Ahead& ahead() { return ahead_; }
 
   // Makes the calling thread the leader of `size` threads for as long as body() takes. body must not throw.
   template <typename Body>
@@ -117,13 +160,14 @@ class Team {
     current() = nullptr;
     work(context);
     current() = this;
-    for (uint32_t busy = num_busy_.read(); busy != 0;) busy = num_busy_.wait_for_change(busy);
+    for (uint32_t busy = num_busy_.read(); busy != 0;) busy = num_busy_.wait_for_change(busy, leaders_);
   }
 
   // What the other threads do until the leader is through.
   void serve(int thread) {
+    Ahead::Reader reader(ahead_, thread);
     for (uint32_t order = 0;;) {
-      order = orders_.wait_for_change(order);
+      order = orders_.wait_for_change(order, reader);
       const uint32_t num_threads = order & kThreadsMask;
       if (num_threads == 0) return;
       // An order that has room for this thread can't be replaced before it is done, so what it says is whole.
@@ -140,6 +184,8 @@ class Team {
   uint32_t order_ = 0;  // a running number, and how many threads are wanted (0: go home)
   Work work_ = nullptr;
   void* context_ = nullptr;
+  Ahead ahead_;
+  Ahead::Reader leaders_{ahead_, 0};
   Signal orders_;
   Signal num_busy_;
 };

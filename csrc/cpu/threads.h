@@ -44,6 +44,14 @@ void run_on_threads(int num_threads, Work work) {
   work();
 }
 
+// Runs body(thread) on each of `num_threads` threads; of a team these are threads 0 … num_threads − 1, outside of one
+// there may be fewer. body must not throw.
+template <typename Body>
+void run_on_each_thread(int num_threads, Body body) {
+  if (num_threads <= 1) return body(int64_t{0});
+  run_on_threads(num_threads, [&] { body(int64_t{get_thread_index()}); });
+}
+
 // Runs body(item) for each item, whichever thread is free taking the next. Throws std::bad_alloc if a body did: an
 // exception may not leave a parallel loop by itself.
 template <typename Body>

@@ -41,9 +41,11 @@ def write_tiny_gguf(
     quantization: str = "F32",
     extra: dict[str, np.ndarray] | None = None,
     numbers: dict[str, Any] | None = None,
+    others: dict[str, str] | None = None,
 ) -> pathlib.Path:
     """Write the model of `folder` (one safetensors file) as `path`; matrices in `quantization`, vectors in F32.
 
+    others: part of a matrix's name → its own quantization;
     extra: further F32 tensors; numbers: further metadata (int, float or str), without the architecture's prefix.
     """
     config = json.loads((folder / "config.json").read_text())
@@ -65,7 +67,6 @@ def write_tiny_gguf(
     for key, value in (numbers or {}).items():
         add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
         add(f"{arch}.{key}", value)
-    kind = gguf.GGMLQuantizationType[quantization]
     for name, weight in load_file(folder / "model.safetensors").items():
         if arch == "llama" and ("q_proj" in name or "k_proj" in name):
             heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
@@ -73,6 +74,8 @@ def write_tiny_gguf(
         if weight.ndim == 1:
             writer.add_tensor(to_gguf_name(name), weight.astype(np.float32))
         else:
+            own = [other for part, other in (others or {}).items() if part in name]
+            kind = gguf.GGMLQuantizationType[[quantization, *own][-1]]
             writer.add_tensor(to_gguf_name(name), gguf.quants.quantize(weight, kind), raw_dtype=kind)
     for name, weight in (extra or {}).items():
         writer.add_tensor(name, weight)

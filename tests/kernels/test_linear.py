@@ -90,6 +90,41 @@ def test_an_output_depends_on_its_own_row_and_column_alone(
         torch.set_num_threads(threads)
 
 
+def test_factors_of_blocks_give_the_bits_of_the_same_weights_as_float32(
+    on_each_variant: Callable[[Callable[[], Any]], list[Any]],
+) -> None:
+    """Each 32 numbers of an int8 row with a factor of their own, whatever kernel and thread reads them."""
+
+    def compare() -> None:
+        for i, (num_rows, size) in enumerate(itertools.product(ROWS, (32, 64, 96, 320, 576, 1056))):
+            torch.set_num_threads(1 + i % 2)
+            num_columns = COLUMNS[i % len(COLUMNS)]
+            x, weight, bias, _ = make_product(num_rows, size, num_columns, torch.int8)
+            scale = torch.rand(size // 32, num_columns, generator=torch.Generator().manual_seed(i)) / 100
+            scale[0, 0] = 0
+            wide = weight.float() * scale.t().repeat_interleave(32, dim=1)
+            wanted = _custom_ops.linear(x, wide, bias)
+            assert torch.equal(_custom_ops.linear(x, weight, bias, scale), wanted), (num_rows, size, num_columns)
+            assert torch.allclose(_custom_ops.linear_reference(x, weight, bias, scale), wanted, atol=1e-3)
+
+    threads = torch.get_num_threads()
+    try:
+        on_each_variant(compare)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_factor_that_is_not_finite_reaches_its_own_outputs_and_no_others(ops: SimpleNamespace) -> None:
+    x, weight, _, _ = make_product(3, 96, 21, torch.int8)
+    scale = torch.rand(3, 21)
+    wanted = ops.linear(x, weight, None, scale)
+    scale[1, 4], scale[2, 9] = torch.nan, torch.inf
+    got = ops.linear(x, weight, None, scale)
+    rest = [c for c in range(21) if c not in (4, 9)]
+    assert torch.equal(got[:, rest], wanted[:, rest])
+    assert got[:, 4].isnan().all() and not got[:, 9].isfinite().any()
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_the_instruction_sets_agree_to_rounding(
     kind: torch.dtype, on_each_variant: Callable[[Callable[[], Any]], list[Any]]

@@ -17,6 +17,7 @@ from tests.model_executor.runner import PagedRunner, compute_reference_logits, l
 from tests.tiny_models import load_tiny_reference, write_tiny_model
 from vllm.checkpoints.gguf_file import BLOCK_SIZES, GgmlType, GgufTensor
 from vllm.exceptions import ModelLoadError
+from vllm.model_executor.layers.linear import WeightMatrix
 from vllm.model_executor.model_loader import dequantize as dequantize_module
 from vllm.model_executor.model_loader.dequantize import UnservedTypeError, dequantize
 
@@ -57,6 +58,49 @@ def test_a_quantised_file_computes_with_the_numbers_it_stores(tmp_path: pathlib.
                 parameter.copy_(torch.from_numpy(gguf.quants.dequantize(stored, kind)))
     logits = PagedRunner(load(write_tiny_gguf(folder, tmp_path / "m.gguf", quantization))).run_in_chunks("a", IDS, 7)
     assert (logits - compute_reference_logits(reference, IDS)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM"])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_q8_0_file_is_kept_as_it_is_with_int8_weights(
+    tmp_path: pathlib.Path, architecture: str, is_tied: bool
+) -> None:
+    """A quarter of the memory, and the bits of the same file widened to float32: one by one and many at a time."""
+    folder = write_tiny_model(tmp_path / "hf", architecture, tie_word_embeddings=is_tied, tokenizer=False, **SIZES)
+    path = write_tiny_gguf(folder, tmp_path / "m.gguf", "Q8_0")
+    narrow, wide = load(path, quantization="int8"), load(path)
+    for name, matrix in narrow.named_modules():
+        if isinstance(matrix, WeightMatrix):
+            assert matrix.has_factor_blocks and matrix.weight.dtype == torch.int8, name
+    assert narrow.weights_bytes() < 0.3 * wide.weights_bytes()
+    ids = IDS * 8
+    for chunk in (1, 7, 56):
+        got, wanted = (PagedRunner(model).run_in_chunks("a", ids, chunk) for model in (narrow, wide))
+        assert torch.equal(got, wanted)
+    for module in narrow.modules():  # the modules one by one, as where somebody hooks them
+        module.register_forward_hook(lambda *_: None)
+    assert torch.equal(PagedRunner(narrow).run_in_chunks("a", ids, 7), PagedRunner(wide).run_in_chunks("a", ids, 7))
+
+
+def test_weights_handed_over_to_a_kept_q8_0_file_are_rounded_in_its_blocks(tmp_path: pathlib.Path) -> None:
+    old = write_tiny_model(tmp_path / "old", tokenizer=False, seed=1, **SIZES)
+    new = write_tiny_model(tmp_path / "new", tokenizer=False, seed=2, **SIZES)
+    model = load(write_tiny_gguf(old, tmp_path / "old.gguf", "Q8_0"), quantization="int8")
+    model.load_weights((name, tensor.detach()) for name, tensor in load_tiny_reference(new).named_parameters())
+    got = PagedRunner(model).run_in_chunks("a", IDS, 7)
+    wanted = PagedRunner(load(new)).run_in_chunks("a", IDS, 7)
+    assert 0 < (got - wanted).abs().mean() < 0.05 * wanted.std()
+
+
+def test_a_matrix_of_mixed_types_gets_a_factor_a_row(tmp_path: pathlib.Path) -> None:
+    """A fused matrix is of one form: one of its three parts is stored otherwise."""
+    folder = write_tiny_model(tmp_path / "hf", tokenizer=False, **SIZES)
+    path = write_tiny_gguf(folder, tmp_path / "m.gguf", "Q8_0", others={"v_proj": "F16"})
+    model = load(path, quantization="int8")
+    attention = model.model.layers[0].self_attn
+    assert not attention.qkv_proj.has_factor_blocks and attention.o_proj.has_factor_blocks
+    got, wanted = (PagedRunner(m).run_in_chunks("a", IDS, 7) for m in (model, load(path)))
+    assert 0 < (got - wanted).abs().mean() < 0.05 * wanted.std()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in GgmlType if kind not in (GgmlType.F64,)], ids=lambda kind: kind.name)

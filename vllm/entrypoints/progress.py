@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tqdm import tqdm
-
 from vllm.outputs import RequestOutput
 
 UseTqdm = bool | Callable[..., Any] | None
@@ -22,9 +20,11 @@ class ProgressBar:
     def __init__(self, num_requests: int, use_tqdm: UseTqdm, description: str = "Processed prompts") -> None:
         if use_tqdm is None:
             use_tqdm = sys.stderr.isatty()
-        make = use_tqdm if callable(use_tqdm) else tqdm
         self._bar = None
         if use_tqdm:
+            from tqdm import tqdm  # 40 ms, and scripts mostly write to no terminal
+
+            make = use_tqdm if callable(use_tqdm) else tqdm
             self._bar = make(total=num_requests, desc=description, dynamic_ncols=True, unit="request")
         self._started = time.monotonic()
         self._num_prompt_tokens = 0

@@ -25,10 +25,26 @@ inline float widen_number(uint16_t x) {  // bfloat16
   return wide;
 }
 
+// Weights as they are stored, and how they are read.
+template <typename Number, bool kHasFactors_ = false>
+struct Stored {
+  using Weight = Number;
+  static constexpr bool kHasFactors = kHasFactors_;
+};
+
+// The first `count` of 8 numbers; the rest is 0.
+inline Columns load_some_columns(const float* p, int64_t count) {
+  if (count == 8) return load_columns(p);
+  float numbers[8] = {};
+  for (int64_t c = 0; c < count; ++c) numbers[c] = p[c];
+  return load_columns(numbers);
+}
+
 // Adds the products with 16 bytes of each of kGroups times 8 rows of weights; each group's 128 are fetched anew.
-template <int kRows, int kGroups, typename Weight>
+// `factors` are those of the columns where the weights have any.
+template <int kRows, int kGroups, typename Kind, typename Weight = typename Kind::Weight>
 inline void turn_and_add(const ProductTile& tile, const Weight* const weights[kGroups][8], int64_t at,
-                         Columns sums[kGroups][kRows]) {
+                         const Columns factors[kGroups], Columns sums[kGroups][kRows]) {
   Turned<Weight> turned[kGroups];
 #pragma GCC unroll 8
   for (int g = 0; g < kGroups; ++g) {
@@ -39,7 +55,10 @@ inline void turn_and_add(const ProductTile& tile, const Weight* const weights[kG
   for (int i = 0; i < Turned<Weight>::kCount; ++i) {
     Columns columns[kGroups];
 #pragma GCC unroll 8
-    for (int g = 0; g < kGroups; ++g) columns[g] = turned[g][i];
+    for (int g = 0; g < kGroups; ++g) {
+      columns[g] = turned[g][i];
+      if constexpr (Kind::kHasFactors) columns[g] = columns[g] * factors[g];
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const Columns number = spread_column(tile.x[r * tile.x_stride + at + i]);
@@ -50,7 +69,7 @@ inline void turn_and_add(const ProductTile& tile, const Weight* const weights[kG
 }
 
 // Outputs of kRows rows of x and kGroups times 8 columns; of the last group, `last_columns` are there.
-template <int kRows, int kGroups, typename Weight>
+template <int kRows, int kGroups, typename Kind, typename Weight = typename Kind::Weight>
 inline void multiply_few_block(const ProductTile& tile, int64_t column, int64_t last_columns) {
   constexpr int64_t kStep = 16 / static_cast<int64_t>(sizeof(Weight));  // numbers of one visit
   constexpr int64_t kLine = 4 * kStep;
@@ -84,18 +103,35 @@ inline void multiply_few_block(const ProductTile& tile, int64_t column, int64_t 
         sums[g][r] = multiply_add_columns(spread_column(tile.x[r * tile.x_stride + i]), columns, sums[g][r]);
       }
     };
+    Columns factors[kGroups];
+    const auto load_factors = [&](int64_t i) {
+      if constexpr (Kind::kHasFactors) {
+        const float* row = tile.factors + i / kFactorBlock * tile.factor_stride + column;
+#pragma GCC unroll 8
+        for (int g = 0; g < kGroups; ++g) {
+          factors[g] = load_some_columns(row + 8 * g, g == kGroups - 1 ? last_columns : 8);
+        }
+      }
+    };
     int64_t at = first;
     for (; at + kLine <= end; at += kLine) {
       for (int64_t step = at; step < at + kLine; step += kStep) {
-        turn_and_add<kRows, kGroups, Weight>(tile, weights, step, sums);
+        if (step % kFactorBlock == 0) load_factors(step);
+        turn_and_add<kRows, kGroups, Kind>(tile, weights, step, factors, sums);
       }
     }
     for (; at < end; ++at) {
+      if (at % kFactorBlock == 0) load_factors(at);
 #pragma GCC unroll 8
       for (int g = 0; g < kGroups; ++g) {
         float numbers[8];
         for (int c = 0; c < 8; ++c) numbers[c] = widen_number(weights[g][c][at]);
-        add(g, at, load_columns(numbers));
+        const Columns columns = load_columns(numbers);
+        if constexpr (Kind::kHasFactors) {
+          add(g, at, columns * factors[g]);
+        } else {
+          add(g, at, columns);
+        }
       }
     }
 #pragma GCC unroll 8
@@ -107,16 +143,11 @@ inline void multiply_few_block(const ProductTile& tile, int64_t column, int64_t 
 #pragma GCC unroll 8
   for (int g = 0; g < kGroups; ++g) {
     const int64_t count = g == kGroups - 1 ? last_columns : 8, at = column + 8 * g;
-    const auto load_some = [count](const float* p) {
-      float numbers[8] = {};
-      for (int64_t c = 0; c < count; ++c) numbers[c] = p[c];
-      return load_columns(count == 8 ? p : numbers);
-    };
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       Columns result = totals[g][r];
-      if (tile.scale != nullptr) result = result * load_some(tile.scale + at);
-      if (tile.bias != nullptr) result = result + load_some(tile.bias + at);
+      if (tile.scale != nullptr) result = result * load_some_columns(tile.scale + at, count);
+      if (tile.bias != nullptr) result = result + load_some_columns(tile.bias + at, count);
       float* output = tile.output + r * tile.output_stride + at;
       if (count == 8) {
         store_columns(output, result);
@@ -129,37 +160,38 @@ inline void multiply_few_block(const ProductTile& tile, int64_t column, int64_t 
   }
 }
 
-template <int kRows, typename Weight>
+template <int kRows, typename Kind, typename Weight = typename Kind::Weight>
 inline void multiply_few_rows(const ProductTile& tile) {
   // The next addition to a sum waits for the last: the narrower the weights, the more groups at once keep up with the
   // memory, as far as the registers go.
   constexpr int kGroups = sizeof(Weight) == 4 ? 1 : sizeof(Weight) == 1 && kRows <= 2 ? 4 : 2;
   int64_t column = 0;
   for (; column + 8 * kGroups <= tile.num_columns; column += 8 * kGroups) {
-    multiply_few_block<kRows, kGroups, Weight>(tile, column, 8);
+    multiply_few_block<kRows, kGroups, Kind>(tile, column, 8);
   }
   for (; column < tile.num_columns; column += 8) {
     const int64_t rest = tile.num_columns - column;
-    multiply_few_block<kRows, 1, Weight>(tile, column, rest < 8 ? rest : 8);
+    multiply_few_block<kRows, 1, Kind>(tile, column, rest < 8 ? rest : 8);
   }
 }
 
-template <typename Weight>
+template <typename Kind>
 inline void multiply_few(const ProductTile& tile) {
   switch (tile.num_rows) {
     case 1:
-      return multiply_few_rows<1, Weight>(tile);
+      return multiply_few_rows<1, Kind>(tile);
     case 2:
-      return multiply_few_rows<2, Weight>(tile);
+      return multiply_few_rows<2, Kind>(tile);
     case 3:
-      return multiply_few_rows<3, Weight>(tile);
+      return multiply_few_rows<3, Kind>(tile);
     default:
-      return multiply_few_rows<4, Weight>(tile);
+      return multiply_few_rows<4, Kind>(tile);
   }
 }
-inline void multiply_few_float32(const ProductTile& tile) { multiply_few<float>(tile); }
-inline void multiply_few_bfloat16(const ProductTile& tile) { multiply_few<uint16_t>(tile); }
-inline void multiply_few_int8(const ProductTile& tile) { multiply_few<int8_t>(tile); }
+inline void multiply_few_float32(const ProductTile& tile) { multiply_few<Stored<float>>(tile); }
+inline void multiply_few_bfloat16(const ProductTile& tile) { multiply_few<Stored<uint16_t>>(tile); }
+inline void multiply_few_int8(const ProductTile& tile) { multiply_few<Stored<int8_t>>(tile); }
+inline void multiply_few_int8_blocks(const ProductTile& tile) { multiply_few<Stored<int8_t, true>>(tile); }
 
 // kColumns rows of weights times kVectors vectors of rows of x.
 template <int kVectors, int kColumns>
@@ -275,6 +307,16 @@ inline void widen_bfloat16(const ProductTile& tile, float* wide, int64_t wide_st
 }
 inline void widen_int8(const ProductTile& tile, float* wide, int64_t wide_stride) {
   widen_rows<int8_t>(tile, wide, wide_stride);
+}
+inline void widen_int8_blocks(const ProductTile& tile, float* wide, int64_t wide_stride) {
+  widen_rows<int8_t>(tile, wide, wide_stride);
+  for (int64_t c = 0; c < tile.num_columns; ++c) {
+    float* row = wide + c * wide_stride;
+    for (int64_t first = 0; first < tile.size; first += kFactorBlock) {
+      const float factor = tile.factors[first / kFactorBlock * tile.factor_stride + c];
+      for (int64_t i = first; i < first + kFactorBlock; ++i) row[i] *= factor;
+    }
+  }
 }
 
 // panel[i][row] = rows[row][i], for a whole number of 8 rows of `size` numbers.

@@ -59,12 +59,14 @@ const Kernels VLLM_TABLE = {
     VLLM_VARIANT::multiply_few_float32,
     VLLM_VARIANT::multiply_few_bfloat16,
     VLLM_VARIANT::multiply_few_int8,
+    VLLM_VARIANT::multiply_few_int8_blocks,
     VLLM_VARIANT::kSumLanes,
     VLLM_VARIANT::kMostPanelRows,
     VLLM_VARIANT::multiply_panel,
     VLLM_VARIANT::widen_float32,
     VLLM_VARIANT::widen_bfloat16,
     VLLM_VARIANT::widen_int8,
+    VLLM_VARIANT::widen_int8_blocks,
     VLLM_VARIANT::turn_rows,
 };
 

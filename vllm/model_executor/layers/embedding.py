@@ -17,7 +17,8 @@ class Embedding(WeightMatrix):
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:  # [num_tokens] int64 → [num_tokens, hidden_size]
         rows = F.embedding(token_ids, self.weight).to(self.compute_dtype)
-        return rows if self.weight_scale is None else rows * self.weight_scale[token_ids, None]
+        scale = self.weight_scale
+        return rows if scale is None else ops.widen_rows(rows, scale[..., token_ids])
 
 
 def compute_float32_product(

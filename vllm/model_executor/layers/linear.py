@@ -12,7 +12,10 @@ _MAX_INT8 = 127
 
 
 class WeightMatrix(nn.Module):
-    """A matrix as it is stored: float rows, or int8 rows with a float32 factor each (`weight_scale`)."""
+    """A matrix as it is stored: float rows, or int8 rows with float32 factors (`weight_scale`).
+
+    A row has one factor or, after `use_factor_blocks`, one each 32 numbers: [num_rows] or [size / 32, num_rows].
+    """
 
     weight_scale: nn.Parameter | None
 
@@ -24,16 +27,42 @@ class WeightMatrix(nn.Module):
         scale = nn.Parameter(torch.empty(num_rows, dtype=torch.float32), requires_grad=False) if is_int8 else None
         self.register_parameter(SCALE_NAME, scale)
 
+    @property
+    def has_factor_blocks(self) -> bool:
+        return self.weight_scale is not None and self.weight_scale.dim() == 2
+
+    def use_factor_blocks(self) -> None:
+        """Give int8 rows a factor each 32 numbers, before they hold anything."""
+        assert self.weight_scale is not None and self.weight.shape[1] % ops.FACTOR_BLOCK == 0, "int8 rows of blocks"
+        scale = torch.empty(ops.get_scale_shape(self.weight, True), dtype=torch.float32, device=self.weight.device)
+        self.weight_scale = nn.Parameter(scale, requires_grad=False)
+
     def write_rows(self, tensor: torch.Tensor, first_row: int) -> None:  # [num_rows, size] of any float type
-        """Store rows as int8: the largest magnitude of each becomes 127."""
+        """Store rows as int8: the largest magnitude that shares a factor becomes 127."""
         assert self.weight_scale is not None, "only int8 rows are rounded here"
-        wide = tensor.to(self.weight.device, torch.float32)
-        scale = wide.abs().amax(dim=1) / _MAX_INT8
-        # A row of zeros keeps the factor 0; one that holds NaN or infinity must not come out finite.
+        num_rows, size = tensor.shape
+        block = ops.FACTOR_BLOCK if self.has_factor_blocks else size
+        wide = tensor.to(self.weight.device, torch.float32).reshape(num_rows, -1, block)
+        scale = wide.abs().amax(dim=2) / _MAX_INT8
+        # Zeros keep the factor 0; what holds NaN or infinity must not come out finite.
         factor = torch.where(scale > 0, 1 / scale, torch.zeros_like(scale))
-        rows = slice(first_row, first_row + len(wide))
-        self.weight.data[rows] = (wide * factor[:, None]).round_().nan_to_num_(0.0).clamp_(-_MAX_INT8, _MAX_INT8)
-        self.weight_scale.data[rows] = scale
+        rounded = (wide * factor[:, :, None]).round_().nan_to_num_(0.0).clamp_(-_MAX_INT8, _MAX_INT8)
+        self.write_int8_rows(rounded.view(num_rows, size), scale, first_row)
+
+    def write_int8_rows(
+        self,
+        numbers: torch.Tensor,  # [num_rows, size], whole numbers from −128 to 127
+        scale: torch.Tensor,  # [num_rows, factors of a row] float32
+        first_row: int,
+    ) -> None:
+        """Store rows that are int8 already."""
+        assert self.weight_scale is not None, "only int8 rows have factors"
+        rows = slice(first_row, first_row + len(numbers))
+        self.weight.data[rows] = numbers
+        if self.has_factor_blocks:
+            self.weight_scale.data[:, rows] = scale.t()
+        else:
+            self.weight_scale.data[rows] = scale[:, 0]
 
 
 class Linear(WeightMatrix):

@@ -46,6 +46,15 @@ def _read_scales(blocks: np.ndarray, count: int) -> np.ndarray:  # [num_blocks, 
     return np.ascontiguousarray(blocks[:, : 2 * count]).view("<f2").astype(np.float32)
 
 
+def split_q8_0(tensor: GgufTensor, data: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a Q8_0 tensor as it is stored: int8 numbers, and the float32 factors of each 32 of a row."""
+    block, block_bytes = BLOCK_SIZES[GgmlType.Q8_0]
+    blocks = data.reshape(-1, block_bytes)
+    num_rows, size = tensor.shape
+    numbers = np.ascontiguousarray(blocks[:, 2:]).view(np.int8).reshape(num_rows, size)
+    return torch.from_numpy(numbers), torch.from_numpy(_read_scales(blocks, 1).reshape(num_rows, size // block))
+
+
 def _fill_from_q8_0(blocks: np.ndarray, numbers: np.ndarray) -> None:
     """Scale, 32 signed bytes."""
     np.multiply(blocks[:, 2:].view(np.int8), _read_scales(blocks, 1), out=numbers)

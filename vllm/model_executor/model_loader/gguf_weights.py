@@ -2,17 +2,19 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 import torch
 
 from vllm.checkpoints.gguf_config import FREQUENCY_FACTORS, to_hf_name
-from vllm.checkpoints.gguf_file import GgufFile
+from vllm.checkpoints.gguf_file import GgmlType, GgufFile
 from vllm.config import TransformerConfig
 from vllm.exceptions import ModelLoadError
-from vllm.model_executor.model_loader.dequantize import UnservedTypeError, dequantize
+from vllm.model_executor.layers.linear import WeightMatrix
+from vllm.model_executor.model_loader.dequantize import UnservedTypeError, dequantize, split_q8_0
 from vllm.model_executor.model_loader.weight_source import NamedWeight
+from vllm.model_executor.weights import WeightSlot
 
 _TURNED = re.compile(r"blk\.\d+\.attn_([qk])\.(weight|bias)")
 # What files carry beside weights: read into the configuration, or worked out by the model.
@@ -34,18 +36,47 @@ class GgufSource:
     def read_shapes(self) -> dict[str, tuple[int, ...]]:
         return {hf_name: self.gguf.tensors[name].shape for name, hf_name in self.names.items()}
 
-    def iterate(self) -> Iterator[NamedWeight]:
-        memory = np.empty(max((math.prod(shape) for shape in self.read_shapes().values()), default=0), np.float32)
+    def choose_factor_blocks(self, slots: Mapping[str, WeightSlot]) -> None:
+        """Let int8 matrices of which the file holds all rows as Q8_0 keep its numbers and factors."""
+        is_q8_0 = {hf_name: self.gguf.tensors[name].type is GgmlType.Q8_0 for name, hf_name in self.names.items()}
+        can_keep: dict[WeightMatrix, bool] = {}
+        for hf_name, slot in slots.items():
+            matrix = slot.module
+            if isinstance(matrix, WeightMatrix) and matrix.weight_scale is not None and slot.parameter == "weight":
+                can_keep[matrix] = can_keep.get(matrix, True) and is_q8_0.get(hf_name, False)
+        for matrix in [matrix for matrix, keeps in can_keep.items() if keeps]:
+            matrix.use_factor_blocks()
+
+    def fill_factor_blocks(self, slots: Mapping[str, WeightSlot]) -> set[str]:
+        """Write what matrices keep as it is, and return its names."""
+        filled = set()
         for name, hf_name in self.names.items():
+            slot = slots.get(hf_name)
+            if slot is None or not isinstance(slot.module, WeightMatrix) or not slot.module.has_factor_blocks:
+                continue
+            if slot.parameter == "weight":
+                stored = split_q8_0(self.gguf.tensors[name], self.gguf.read_tensor_bytes(name))
+                numbers, scale = (self._undo_turn(name, tensor) for tensor in stored)
+                slot.module.write_int8_rows(numbers, scale, slot.first_row)
+                filled.add(hf_name)
+        return filled
+
+    def _undo_turn(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        turned = _TURNED.fullmatch(name) if self.has_paired_rows else None
+        if turned is None:
+            return tensor
+        heads = self.config.num_attention_heads if turned[1] == "q" else self.config.num_key_value_heads
+        return _to_split_halves(tensor, heads)
+
+    def iterate(self, skipped: Collection[str] = ()) -> Iterator[NamedWeight]:
+        wanted = {name: hf_name for name, hf_name in self.names.items() if hf_name not in skipped}
+        memory = np.empty(max((math.prod(self.gguf.tensors[name].shape) for name in wanted), default=0), np.float32)
+        for name, hf_name in wanted.items():
             try:
                 tensor = dequantize(self.gguf.tensors[name], self.gguf.read_tensor_bytes(name), memory)
             except UnservedTypeError as error:
                 raise ModelLoadError(f"{self.where}: {error}") from error
-            turned = _TURNED.fullmatch(name) if self.has_paired_rows else None
-            if turned is not None:
-                heads = self.config.num_attention_heads if turned[1] == "q" else self.config.num_key_value_heads
-                tensor = _to_split_halves(tensor, heads)
-            yield NamedWeight(hf_name, tensor)
+            yield NamedWeight(hf_name, self._undo_turn(name, tensor))
 
 
 def _to_split_halves(weight: torch.Tensor, num_heads: int) -> torch.Tensor:  # [num_heads · head_dim, …]

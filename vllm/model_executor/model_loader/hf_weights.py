@@ -155,6 +155,8 @@ class PickleSource:
     def read_shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
 
-    def iterate(self) -> Iterator[NamedWeight]:
+    def iterate(self, skipped: Collection[str] = ()) -> Iterator[NamedWeight]:
         for name, tensor in self.tensors.items():
+            if name in skipped:
+                continue
             yield NamedWeight(name, tensor)

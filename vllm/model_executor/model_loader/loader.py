@@ -4,13 +4,15 @@ The model is first made without memory; names and shapes are compared with the c
 and each weight copied into its place, so a damaged checkpoint costs neither time nor memory.
 """
 
+import itertools
 import logging
 import pathlib
+from collections.abc import Collection
 
 import torch
 from torch import nn
 
-from vllm import platforms
+from vllm import host_memory, platforms
 from vllm.checkpoints.gguf_file import open_gguf
 from vllm.config import LoadConfig, ModelConfig, VllmConfig
 from vllm.exceptions import ModelLoadError
@@ -21,11 +23,12 @@ from vllm.model_executor.model_loader.weight_source import WeightSource
 from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.registry import ModelRegistry
 from vllm.model_executor.number_types import choose_number_types
-from vllm.model_executor.weights import check_weights, to_canonical_name
+from vllm.model_executor.weights import WeightSlot, check_weights, to_canonical_name
 from vllm.v1.attention import get_attention_backend
 
 logger = init_logger(__name__)
 
+_ALIGNMENT = 256  # bytes: a cache line on any device
 _DUMMY_SPREAD = 0.02  # of random weights; norms are drawn around 1
 
 
@@ -75,20 +78,29 @@ def load_model(vllm_config: VllmConfig, dtype: torch.dtype, device: torch.device
             return model.eval()
         source = _open_source(model_config, load_config)
         check_weights(model.get_slots(), source.read_shapes(), source.where, is_tied=config.tie_word_embeddings)
+        if isinstance(source, GgufSource):
+            source.choose_factor_blocks(_name_slots(model, source))
         _take_memory(model, device)
+        filled: Collection[str] = ()
         if isinstance(source, SafetensorsSource):
             filled = source.fill(_list_memory(model, source))
-            model.load_weights(source.iterate(skipped=filled))
-        else:
-            model.load_weights(source.iterate())
+        elif isinstance(source, GgufSource):
+            filled = source.fill_factor_blocks(_name_slots(model, source))
+        model.load_weights(source.iterate(skipped=filled))
         return model.eval()
+
+
+def _name_slots(model: LlamaForCausalLM, source: WeightSource) -> dict[str, WeightSlot]:
+    """Return name in the checkpoint → slot."""
+    slots = model.get_slots()
+    named = ((name, slots.get(to_canonical_name(name))) for name in source.read_shapes())
+    return {name: slot for name, slot in named if slot is not None}
 
 
 def _list_memory(model: LlamaForCausalLM, source: SafetensorsSource) -> dict[str, torch.Tensor]:
     """Return name in the checkpoint → memory that its numbers can be read into as they are."""
-    slots = model.get_slots()
-    named = ((name, slots.get(to_canonical_name(name))) for name in source.read_shapes())
-    return {name: memory for name, slot in named if slot is not None and (memory := slot.find_memory()) is not None}
+    named = _name_slots(model, source).items()
+    return {name: memory for name, slot in named if (memory := slot.find_memory()) is not None}
 
 
 def _open_source(model_config: ModelConfig, load_config: LoadConfig) -> WeightSource:
@@ -101,12 +113,24 @@ def _open_source(model_config: ModelConfig, load_config: LoadConfig) -> WeightSo
 
 
 def _take_memory(model: LlamaForCausalLM, device: torch.device) -> None:
-    """Give each parameter uninitialised memory (Module.to_empty does too, but imports sympy for it: 1.1 s)."""
+    """Give each parameter uninitialised memory, all out of one block.
+
+    On a CPU the block asks for large pages: a step reads 1.05 (int8) to 1.09 (float32) times as fast, and a small
+    model's matrices are too small to have such pages of their own.
+    """
+    places = [
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+    ]
+    ends = [*itertools.accumulate(-(-parameter.nbytes // _ALIGNMENT) * _ALIGNMENT for *_, parameter in places)]
     try:
-        for module in model.modules():
-            for name, parameter in module.named_parameters(recurse=False):
-                memory = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-                setattr(module, name, nn.Parameter(memory, requires_grad=False))
+        block = torch.empty(ends[-1], dtype=torch.uint8, device=device)
+        if device.type == "cpu":
+            host_memory.advise_huge_pages(block.data_ptr(), block.nbytes)
+        for (module, name, parameter), first in zip(places, [0, *ends[:-1]], strict=True):
+            memory = block[first : first + parameter.nbytes].view(parameter.dtype).view(parameter.shape)
+            setattr(module, name, nn.Parameter(memory, requires_grad=False))
     except RuntimeError as error:
         raise ModelLoadError(
             f"no memory on {device} for {model.weights_bytes() >> 20} MiB of weights: {error}"

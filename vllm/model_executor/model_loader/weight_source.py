@@ -1,6 +1,6 @@
 """What the loaders have in common: names and shapes first, tensors one at a time afterwards."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple, Protocol
 
 import torch
@@ -15,8 +15,8 @@ class WeightSource(Protocol):
         """Return name → shape without reading any data."""
         ...
 
-    def iterate(self) -> Iterator["NamedWeight"]:
-        """Yield every weight once; a tensor may be overwritten when the next one is asked for."""
+    def iterate(self, skipped: Collection[str] = ()) -> Iterator["NamedWeight"]:
+        """Yield every weight but the skipped once; a tensor may be overwritten when the next one is asked for."""
         ...
 
 

@@ -44,7 +44,7 @@ def check_batch_invariant(model: LlamaForCausalLM, device: torch.device) -> None
 def find_dependence_on_rows(matrix: WeightMatrix) -> int | None:
     """Return the first number of rows whose product with `matrix` has other bits than the same rows among many."""
     weight = matrix.weight[:_MAX_COLUMNS]
-    scale = None if matrix.weight_scale is None else matrix.weight_scale[:_MAX_COLUMNS]
+    scale = None if matrix.weight_scale is None else matrix.weight_scale[..., :_MAX_COLUMNS].contiguous()
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(max(_ROW_COUNTS), weight.shape[1], generator=generator)
     wanted = ops.linear(x, weight, None, scale).view(torch.int32)
@@ -57,11 +57,11 @@ def find_dependence_on_rows(matrix: WeightMatrix) -> int | None:
 
 
 def _choose_matrices(model: LlamaForCausalLM) -> dict[str, WeightMatrix]:
-    """Return one matrix of each shape, by name; the head's is the embedding's where they are tied."""
-    by_shape: dict[tuple[int, ...], tuple[str, WeightMatrix]] = {}
+    """Return one matrix of each shape and form, by name; the head's is the embedding's where they are tied."""
+    by_shape: dict[tuple[object, ...], tuple[str, WeightMatrix]] = {}
     for name, module in model.named_modules():
         if isinstance(module, WeightMatrix) and not (module is model.model.embed_tokens and model.lm_head is not None):
-            by_shape.setdefault(tuple(module.weight.shape), (name, module))
+            by_shape.setdefault((*module.weight.shape, module.has_factor_blocks), (name, module))
     return dict(by_shape.values())
 
 

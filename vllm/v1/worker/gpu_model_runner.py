@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from vllm import host_memory
 from vllm.config import VllmConfig
 from vllm.model_executor.model_loader import load_model
 from vllm.model_executor.number_types import choose_number_types
@@ -109,6 +110,8 @@ class GPUModelRunner:
     def allocate_workspace(self) -> None:
         """Take the logits workspace that sampling and prompt scoring share."""
         self.workspace = torch.empty((self.workspace_rows, self.vocab_size), dtype=torch.float32, device=self.device)
+        if self.device.type == "cpu":
+            host_memory.advise_huge_pages(self.workspace.data_ptr(), self.workspace.nbytes)
 
     def allocate_batch(self, max_model_len: int) -> None:
         """Take the persistent batch."""

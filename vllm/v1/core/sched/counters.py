@@ -1,6 +1,5 @@
 """What the scheduler counts since start-up."""
 
-import dataclasses
 from dataclasses import dataclass
 
 from vllm.v1.messages import SchedulerStats
@@ -27,8 +26,12 @@ class Counters:
             num_waiting=num_waiting,
             num_used_blocks=num_used_blocks,
             num_blocks=num_blocks,
-            **{name: getattr(self, name) for name in _NAMES},
+            num_computed_positions=self.num_computed_positions,
+            num_preemptions=self.num_preemptions,
+            num_prefix_queries=self.num_prefix_queries,
+            num_prefix_hits=self.num_prefix_hits,
+            num_nan_rows=self.num_nan_rows,
+            num_scored_sample_rows=self.num_scored_sample_rows,
+            num_scored_prompt_rows=self.num_scored_prompt_rows,
+            num_cached_prompt_rows=self.num_cached_prompt_rows,
         )
-
-
-_NAMES = [field.name for field in dataclasses.fields(Counters)]

@@ -274,13 +274,13 @@ class Scheduler:
         self.counters.num_computed_positions += plan.total_num_scheduled_tokens
         self.counters.num_nan_rows += made.num_nan_rows
         outputs = self._fail_requests(made.errors)
-        continued = self._continue_running(plan, made, outputs)
+        continued, others = self._continue_running(plan, made, outputs)
         prompt_scores = []
-        for request_id, num_tokens in plan.num_scheduled_tokens.items():
+        for request_id in others:
             request = self.requests.get(request_id)
             if request is None or request.num_scheduled_tokens is None:
                 continue
-            request.num_scheduled_tokens = None
+            num_tokens, request.num_scheduled_tokens = request.num_scheduled_tokens, None
             request.num_computed_tokens += num_tokens
             self.kv.cache_full_blocks(request)
             if request_id in plan.prompt_ranges:
@@ -306,13 +306,14 @@ class Scheduler:
 
     def _continue_running(
         self, plan: SchedulerOutput, made: ModelRunnerOutput, outputs: list[EngineCoreOutput]
-    ) -> ContinuedSequences | None:
+    ) -> tuple[ContinuedSequences | None, list[str]]:
         """Take in the tokens of the sequences that have nothing else to tell: nearly all, so one short loop for them.
 
-        Those of them that end go to `outputs`; all others are left for the loop that knows every case.
+        Those of them that end go to `outputs`. Returned with the rest: all others, for the loop that knows every case.
         """
         requests, tokens_of, rows_of = self.requests, made.token_ids, made.sample_rows
         kv, block_size = self.kv, self.kv.block_size
+        others: list[str] = []
         scored_ids: list[str] = []
         scored_tokens: list[int] = []
         scored_rows: list[int] = []
@@ -321,9 +322,11 @@ class Scheduler:
         for request_id, num_tokens in plan.num_scheduled_tokens.items():
             request = requests.get(request_id)
             if request is None or request.has_news or request.num_scheduled_tokens is None:
+                others.append(request_id)
                 continue
             rows = rows_of.get(request_id) if request.wants_rows else None
             if rows is None and request.wants_rows:
+                others.append(request_id)
                 continue
             request.num_scheduled_tokens = None
             request.num_computed_tokens = num_computed = request.num_computed_tokens + num_tokens
@@ -346,11 +349,12 @@ class Scheduler:
                 scored_tokens.append(token_id)
                 scored_rows.append(rows[0])
         if not scored_ids and not plain_ids:
-            return None
+            return None, others
         self.counters.num_scored_sample_rows += len(scored_ids)
-        return ContinuedSequences(
+        continued = ContinuedSequences(
             request_ids=scored_ids + plain_ids, token_ids=scored_tokens + plain_tokens, rows=scored_rows
         )
+        return continued, others
 
     def _take_prompt_scores(self, request: Request, plan: SchedulerOutput, made: ModelRunnerOutput) -> PromptScores:
         first, end = plan.prompt_ranges[request.request_id]
