@@ -80,9 +80,9 @@ struct ProductTile {
   const float* scale;        // [num_columns]; null: 1
   const float* factors;      // blocks of int8: [size / kFactorBlock, num_columns], rows factor_stride apart
   int64_t factor_stride;
-  const float* bias;         // [num_columns]; null: 0
-  float* output;             // few rows: [num_rows, num_columns]; panels: [num_columns, num_rows]
-  int64_t output_stride;     // few rows
+  const float* bias;      // [num_columns]; null: 0
+  float* output;          // few rows: [num_rows, num_columns]; panels: [num_columns, num_rows]
+  int64_t output_stride;  // few rows
   Fetching* fetching;
 };
 

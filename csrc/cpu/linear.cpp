@@ -1,12 +1,13 @@
 // Products with weights: which part of the work is done when, and by which thread. The arithmetic is
 // variant/linear.h's.
+#include "linear.h"
+
 #include <algorithm>
 #include <atomic>
 #include <new>
 
 #include "api.h"
 #include "kernels.h"
-#include "linear.h"
 #include "threads.h"
 
 namespace vllm::cpu {
