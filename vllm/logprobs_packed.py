@@ -4,6 +4,7 @@ Handing a step's rows to hundreds of sequences is a loop in Python; with one pie
 What a caller reads is made of them when he first looks.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ class PackedBlock(NamedTuple):
     entries: np.ndarray  # [num_slots, 3] int32; column 1 holds the bits of a float32
     first_entries: np.ndarray  # [num_rows] int64: where each row begins
     num_entries: np.ndarray  # [num_rows] int32, at least 1
+    width: int = 0  # slots from each row's beginning to the next one's; 0: it differs
 
     @classmethod
     def of(cls, rows: ArrayRows) -> "PackedBlock":
@@ -40,9 +42,18 @@ class PackedBlock(NamedTuple):
         num_entries: np.ndarray,  # [num_rows] int32: what lies beyond is a gap
     ) -> "PackedBlock":
         """Return the rows of a rectangle packed, gaps and all."""
-        num_rows, width = token_ids.shape
-        first_entries = np.arange(0, num_rows * width, max(width, 1))
-        return cls(_interleave(token_ids, values, ranks).reshape(-1, 3), first_entries, num_entries)
+        return cls.of_even_rows(_interleave(token_ids, values, ranks).reshape(-1, 3), num_entries)
+
+    @classmethod
+    def of_even_rows(
+        cls,
+        entries: np.ndarray,  # [num_rows * width, 3] int32
+        num_entries: np.ndarray,  # [num_rows] int32
+    ) -> "PackedBlock":
+        """Return rows that begin at even distances."""
+        num_rows = len(num_entries)
+        width = len(entries) // max(num_rows, 1)
+        return cls(entries, np.arange(num_rows) * width, num_entries, width)
 
     @property
     def is_mostly_gaps(self) -> bool:
@@ -63,11 +74,23 @@ class PackedStep:
     __slots__ = ("chosen_values", "data", "ends", "starts")
 
     def __init__(self, block: PackedBlock) -> None:
-        entries, first_entries, num_entries = block
+        entries, first_entries, num_entries, width = block
         self.data = entries.tobytes()  # a piece of a bytes object is cut faster than one of an array
-        self.starts: list[int] = (first_entries * ENTRY_BYTES).tolist()  # [num_rows] bytes
+        self.starts: Sequence[int] = (  # [num_rows] bytes
+            range(0, len(num_entries) * width * ENTRY_BYTES, width * ENTRY_BYTES)
+            if width
+            else (first_entries * ENTRY_BYTES).tolist()
+        )
         self.ends: list[int] = ((first_entries + num_entries) * ENTRY_BYTES).tolist()
-        self.chosen_values: list[float] = entries.view(np.float32)[first_entries, 1].tolist()  # [num_rows]
+        chosen = entries.view(np.float32)[slice(None, None, width) if width else first_entries, 1]
+        self.chosen_values: list[float] = chosen.tolist()  # [num_rows]
+
+    def cut(self, rows: list[int]) -> tuple[list[bytes], list[float]]:
+        """Return the pieces of these rows and their chosen values."""
+        data, starts, ends, values = self.data, self.starts, self.ends, self.chosen_values
+        if rows == list(range(len(ends))):  # as mostly
+            return [data[start:end] for start, end in zip(starts, ends, strict=True)], values
+        return [data[starts[row] : ends[row]] for row in rows], [values[row] for row in rows]
 
 
 class PackedRows:

@@ -110,6 +110,8 @@ class Request:
     def get_token_ids(self, first: int, end: int) -> list[int]:
         """Return the tokens at positions first … end − 1."""
         num_prompt = self.num_prompt_tokens
+        if first >= num_prompt:
+            return self.output_token_ids[first - num_prompt : end - num_prompt]
         from_prompt = self.message.prompt_token_ids[first:end]
         return from_prompt + self.output_token_ids[max(0, first - num_prompt) : max(0, end - num_prompt)]
 

@@ -10,7 +10,7 @@ shares with others. They are the first to go when memory is short, as far as let
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from itertools import takewhile
 from typing import NamedTuple
@@ -114,6 +114,16 @@ class KVCacheManager:
         for index in range(first, num_full):
             self.pool.remember(request.block_ids[index], request.block_hashes[index])
         request.num_cached_blocks = num_full
+
+    def catch_up(self, requests: Iterable[Request]) -> None:
+        """Tell the prefix cache of the blocks that these have filled since it was last told.
+
+        Those that just go on tell nothing in most steps: it is enough to ask them before anybody looks for a prefix,
+        and (`free` and `release_own_blocks` do it) before they lose their blocks.
+        """
+        for request in requests:
+            if request.num_computed_tokens // self.block_size > request.num_cached_blocks:
+                self.cache_full_blocks(request)
 
     def _remember_partial(self, request: Request, first: int, num_full: int) -> None:
         """Let prompts that part inside a block find the beginning of those filled, and of the prompt's last one."""
@@ -271,6 +281,7 @@ class KVCacheManager:
             request.shared_blocks = None
             return
         self._idle.pop(id(request), None)
+        self.catch_up((request,))
         self.pool.release(request.block_ids)
         request.block_ids = []
 
@@ -300,6 +311,7 @@ class KVCacheManager:
 
     def release_own_blocks(self, request: Request) -> None:
         """Take from a preempted request all but the leading blocks that others own too: freeing those frees nothing."""
+        self.catch_up((request,))
         num_owners = self.pool.num_owners
         num_kept = sum(1 for _ in takewhile(lambda block_id: num_owners[block_id] > 1, request.block_ids))
         frees_some = num_kept < len(request.block_ids) or request.num_missing_tokens == 0 or request.owes_scores

@@ -99,26 +99,23 @@ class OutputProcessor:
     ) -> None:
         """Take the tokens of the sequences that just go on; this is what a token costs in most steps."""
         get_child, log_stats = self._children.get, self._log_stats
-        if continued.rows:
-            packed = scores.packed
-            data, starts, ends, chosen_values = packed.data, packed.starts, packed.ends, packed.chosen_values
-        for request_id, token_id, row in zip_longest(continued.request_ids, continued.token_ids, continued.rows):
+        pieces, values = scores.packed.cut(continued.rows) if continued.rows else ([], [])
+        for request_id, token_id, row, piece, value in zip_longest(
+            continued.request_ids, continued.token_ids, continued.rows, pieces, values
+        ):
             child = get_child(request_id)
             if child is None:
                 continue
             if log_stats:
                 child.parent.count_tokens(1, timestamp)
-            pieces = child.pieces
-            if child.is_quiet and row is None:
+            taken = child.pieces
+            if child.is_quiet and (row is None or taken is not None):
                 child.token_ids.append(token_id)
+                if taken is not None and row is not None:
+                    taken.append(piece)
+                    child.cumulative_logprob += value  # type: ignore[operator]  # a number, where rows are
                 continue
-            if child.is_quiet and pieces is not None:
-                child.token_ids.append(token_id)
-                pieces.append(data[starts[row] : ends[row]])
-                child.cumulative_logprob += chosen_values[row]  # type: ignore[operator]  # a number, where rows are
-                continue
-            if child.is_streamed and (row is None or pieces is not None):
-                piece, value = (None, 0.0) if row is None else (data[starts[row] : ends[row]], chosen_values[row])
+            if child.is_streamed and (row is None or taken is not None):
                 output = child.parent.make_next_delta(child, token_id, piece, value)
                 if child.parent.collector is None:
                     told.request_outputs.append(output)

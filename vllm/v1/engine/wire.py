@@ -224,10 +224,12 @@ def read_unreadable_request(frames: Sequence[Frame]) -> tuple[str, int] | None:
 
 
 def _take_apart(logprobs: FlatLogprobs) -> list[np.ndarray | None]:
-    """Return the arrays under scored positions: a packed block's three, or the five of rows in arrays."""
+    """Return the arrays under scored positions: a packed block's two or three, or the five of rows in arrays."""
     packed = logprobs._get_packed_block()
     if packed is not None and not packed.is_mostly_gaps:
-        return list(packed)
+        if packed.width:
+            return [packed.entries, packed.num_entries]
+        return [packed.entries, packed.first_entries, packed.num_entries]
     rows = logprobs._get_arrays()
     if rows.texts is not None:
         raise TypeError("logprobs with texts don't travel between processes: texts are the front end's")
@@ -243,6 +245,8 @@ def _take_apart(logprobs: FlatLogprobs) -> list[np.ndarray | None]:
 
 def _put_together(kind: type, value: Any) -> Any:
     if kind is FlatLogprobs:
+        if len(value) == 2:
+            return FlatLogprobs._of_packed(PackedBlock.of_even_rows(*value))
         if len(value) == 3:
             return FlatLogprobs._of_packed(PackedBlock(*value))
         row_starts, token_ids, values, ranks, chosen_at = value

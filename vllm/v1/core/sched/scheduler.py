@@ -194,6 +194,9 @@ class Scheduler:
         self.counters.num_preemptions += 1
 
     def _admit_waiting(self, plan: StepPlan) -> None:
+        if plan.budget <= 0 or len(self.running) >= self.config.max_num_seqs:
+            return
+        self.kv.catch_up(self.running)
         # A block is left for each that may grow: who enters should get through some steps before anyone must go.
         num_spare = sum(map(self.kv.may_grow, self.running))
         in_flight = PrefixesInFlight(self.kv, self.running)
@@ -312,7 +315,6 @@ class Scheduler:
         Those of them that end go to `outputs`. Returned with the rest: all others, for the loop that knows every case.
         """
         requests, tokens_of, rows_of = self.requests, made.token_ids, made.sample_rows
-        kv, block_size = self.kv, self.kv.block_size
         others: list[str] = []
         scored_ids: list[str] = []
         scored_tokens: list[int] = []
@@ -324,14 +326,12 @@ class Scheduler:
             if request is None or request.has_news or request.num_scheduled_tokens is None:
                 others.append(request_id)
                 continue
-            rows = rows_of.get(request_id) if request.wants_rows else None
-            if rows is None and request.wants_rows:
+            rows = None
+            if request.wants_rows and (rows := rows_of.get(request_id)) is None:
                 others.append(request_id)
                 continue
             request.num_scheduled_tokens = None
             request.num_computed_tokens = num_computed = request.num_computed_tokens + num_tokens
-            if num_computed // block_size > request.num_cached_blocks:
-                kv.cache_full_blocks(request)
             token_id = tokens_of[request_id][0]
             request.output_token_ids.append(token_id)
             if token_id in request.end_token_ids or num_computed >= request.max_positions:
