@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vllm.logprobs import FlatLogprobs
-from vllm.logprobs_packed import PackedBlock, PackedRows, PackedStep
+from vllm.logprobs_packed import PackedBlock, PackedRows, PackedStep, read_packed_row
 
 
 class Upper:
@@ -43,6 +43,24 @@ def test_a_rectangle_is_copied() -> None:
     flat = FlatLogprobs.from_rectangle(ids, values, ranks, counts)
     ids[:], values[:], ranks[:] = 0, 0, 0  # the runner's memory is used again
     assert list(flat[1]) == [3, 4, 5] and flat[1][4].rank == 5
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3], [2], [3, 1], [0, 1, 2]], ids=str)
+def test_rows_are_cut_for_many_sequences_at_once(rows: list[int]) -> None:
+    """Even rows and ragged ones, all of them and some, in any order; each piece reads as its row."""
+    ids, values, ranks, counts = make_rectangle([3, 1, 2, 3], 3)
+    even = PackedBlock.of_rectangle(ids, values, ranks, counts)
+    ragged = FlatLogprobs._of_packed(even)[:]._pack()
+    assert even.width == 3 and ragged.width == 0
+    for block in (even, ragged):
+        pieces, chosen = PackedStep(block).cut(rows)
+        assert chosen == values[rows, 0].tolist()
+        for row, piece in zip(rows, pieces, strict=True):
+            read = read_packed_row(piece)
+            count = counts[row]
+            assert read.token_ids == tuple(ids[row, :count].tolist())
+            assert read.values == tuple(values[row, :count].tolist())
+            assert read.ranks == tuple(ranks[row, :count].tolist())
 
 
 def test_rows_of_any_order_can_be_packed() -> None:

@@ -124,6 +124,10 @@ class FlatLogprobs(MutableSequence["LogprobsOnePosition | None"]):
         packed = getattr(self, "_packed", None)
         return packed if isinstance(packed, PackedBlock) else None
 
+    def _get_packed_row(self) -> bytes | None:
+        """Return the one row there is as it came, if that was packed and nobody has looked at it."""
+        return self._packed if self._made_rows is None and isinstance(self._packed, bytes) else None
+
     @classmethod
     def from_arrays(
         cls,

@@ -4,6 +4,8 @@ Handing a step's rows to hundreds of sequences is a loop in Python; with one pie
 What a caller reads is made of them when he first looks.
 """
 
+import functools
+import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -118,6 +120,25 @@ class PackedRows:
             return pieces.pop(), first_row
         self.pieces = []
         return pieces, first_row
+
+
+class EntryColumns(NamedTuple):
+    """One row's entries, the chosen token first."""
+
+    token_ids: tuple[int, ...]
+    values: tuple[float, ...]
+    ranks: tuple[int, ...]
+
+
+def read_packed_row(row: bytes) -> EntryColumns:
+    """Return the entries of one row without making arrays: for rows that are read one by one, as a stream's are."""
+    entries = _make_struct(len(row) // ENTRY_BYTES).unpack(row)
+    return EntryColumns(entries[0::3], entries[1::3], entries[2::3])
+
+
+@functools.lru_cache(maxsize=256)
+def _make_struct(num_entries: int) -> struct.Struct:
+    return struct.Struct("=" + "ifi" * num_entries)
 
 
 def unpack(packed: bytes | list[bytes], texts: TokenTexts | None, first_row: int) -> ArrayRows:

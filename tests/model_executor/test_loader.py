@@ -1,5 +1,6 @@
 """Each format gives the same weights; what is missing, damaged or absurd is said by name before memory is taken."""
 
+import itertools
 import json
 import logging
 import os
@@ -36,6 +37,16 @@ def assert_same_weights(one: torch.nn.Module, other: torch.nn.Module) -> None:
     wanted = dict(other.named_parameters())
     for name, parameter in one.named_parameters():
         assert torch.equal(parameter, wanted[name]), name
+
+
+def test_weights_lie_in_one_block(tiny: pathlib.Path) -> None:
+    """Large pages are for the whole block; each weight begins on a cache line, and none overlaps its neighbour."""
+    model = load(tiny)
+    parameters = sorted(model.parameters(), key=torch.Tensor.data_ptr)
+    assert len({parameter.untyped_storage().data_ptr() for parameter in parameters}) == 1
+    assert all(parameter.data_ptr() % 64 == 0 for parameter in parameters)
+    for one, following in itertools.pairwise(parameters):
+        assert one.data_ptr() + one.nbytes <= following.data_ptr()
 
 
 def test_shards_and_bin_files_give_the_same_weights_as_one_file(tiny: pathlib.Path, tmp_path: pathlib.Path) -> None:

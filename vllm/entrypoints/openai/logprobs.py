@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from vllm.logprobs import FlatLogprobs
+from vllm.logprobs_packed import ENTRY_BYTES, read_packed_row
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.token_bytes import ShownTokens, decode_bytes
 from vllm.tokenizers.tokenizer import Tokenizer
@@ -53,7 +54,11 @@ def read_rows(
 
 def _read_columns(scores: FlatLogprobs, max_entries: int) -> Iterator[tuple[list[int], list[float], list[int]]]:
     """Yield each position's ids, finite values and ranks."""
-    if len(scores) * max_entries <= _FEW_ENTRIES:  # a stream's event: the arrays would cost more than they save
+    if (packed := scores._get_packed_row()) is not None and len(packed) <= _FEW_ENTRIES * ENTRY_BYTES:
+        row = read_packed_row(packed)  # a stream's event
+        yield [*row.token_ids], [min(value, LARGEST) if value > FLOOR else FLOOR for value in row.values], [*row.ranks]
+        return
+    if len(scores) * max_entries <= _FEW_ENTRIES:  # several tokens: the arrays would cost more than they save
         for i in range(len(scores)):
             token_ids, values, ranks = scores.row_values(i)
             finite = [min(value, LARGEST) if value > FLOOR else FLOOR for value in values.tolist()]
