@@ -89,10 +89,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         got = score(prompts, options)
         wanted = wanted or got
         difference = np.abs(got.logprobs - wanted.logprobs)
-        perplexity = math.exp(-float(got.logprobs.mean(dtype=np.float64)))
+        perplexity, base = (math.exp(-float(x.logprobs.mean(dtype=np.float64))) for x in (got, wanted))
         changed = float((got.best_ids != wanted.best_ids).mean())
-        table.append([name, len(difference), perplexity, float(difference.mean()), float(difference.max()), changed])
-    columns = ["weights", "tokens", "perplexity", "mean |Δlogprob|", "max |Δlogprob|", "other most likely token"]
+        change = 100 * (perplexity / base - 1)
+        differences = float(difference.mean()), float(difference.max())
+        table.append([name, len(difference), perplexity, change, *differences, changed])
+    columns = [
+        "weights",
+        "tokens",
+        "perplexity",
+        "change, %",
+        "mean |Δlogprob|",
+        "max |Δlogprob|",
+        "other most likely token",
+    ]
     report.show("Accuracy of narrow weights, beside float32", columns, table, given.json)
 
 
