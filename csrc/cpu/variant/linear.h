@@ -103,7 +103,7 @@ inline void multiply_few_block(const ProductTile& tile, int64_t column, int64_t 
         sums[g][r] = multiply_add_columns(spread_column(tile.x[r * tile.x_stride + i]), columns, sums[g][r]);
       }
     };
-    Columns factors[kGroups];
+    Columns factors[kGroups] = {};
     const auto load_factors = [&](int64_t i) {
       if constexpr (Kind::kHasFactors) {
         const float* row = tile.factors + i / kFactorBlock * tile.factor_stride + column;
