@@ -24,7 +24,6 @@ constexpr int64_t kSpan = 4 * kKeyTile;
 constexpr int64_t kMaxUnitRows = 96;  // their queries, scores and outputs stay in the second-level cache
 constexpr int64_t kFewRows = 12;      // of a KV head: fewer share the walk with the other KV heads
 constexpr int64_t kSharesPerThread = 8;
-constexpr int64_t kLineBytes = 64;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }

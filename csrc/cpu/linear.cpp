@@ -26,7 +26,6 @@ constexpr int64_t kManyColumns = 96, kMaxColumns = 48, kMinColumns = 24;
 constexpr int64_t kChunkBytes = 128 << 10;
 // Bytes of a thread's first chunk that are fetched before anything else is done.
 constexpr int64_t kFirstBytes = 32 << 10, kFirstFewBytes = 8 << 10;
-constexpr int64_t kLineBytes = 64;
 // Few rows: runs of a thread, as long as there are groups for them, and groups of a run.
 constexpr int64_t kRunsPerThread = 16, kMaxRun = 8;
 // Few rows: a share of the columns, and bytes at most, that are divided up in advance among a team's threads.
@@ -107,15 +106,29 @@ class Workspace {
   int64_t count_ = 0;
 };
 
+void fetch_now(Fetching fetching, int64_t max_bytes) {
+  const char* end = std::min(fetching.end, fetching.next + max_bytes);
+  for (const char* p = fetching.next; p < end; p += kLineBytes) __builtin_prefetch(p);
+}
+
 // Chunks of columns, which threads take one after the other; each thread knows its next one, and fetches it. The first
 // chunks may be the threads' own, of another size.
 class Chunks {
  public:
   Chunks(const Product& product, int64_t num_columns, int64_t num_own = 0, int64_t own_columns = 0)
       : product_(product), num_columns_(num_columns), num_own_(num_own), own_columns_(own_columns), next_(num_own) {}
-  int64_t count() const { return num_own_ + divide_up(product_.num_columns - num_own_ * own_columns_, num_columns_); }
-  int64_t take() { return next_.fetch_add(1, std::memory_order_relaxed); }
-  int64_t take_first(int64_t thread) { return thread < num_own_ ? thread : take(); }
+  // Calls body(chunk, the one after it) for each chunk that `thread` takes; of the first, `first_bytes` are fetched
+  // now.
+  template <typename Body>
+  void walk(int64_t thread, int64_t first_bytes, Body body) {
+    int64_t chunk = thread < num_own_ ? thread : take();
+    fetch_now(fetch(chunk, 1), first_bytes);
+    while (chunk < count()) {
+      const int64_t following = take();
+      body(chunk, following);
+      chunk = following;
+    }
+  }
   int64_t first(int64_t chunk) const {
     const int64_t later = std::max<int64_t>(chunk - num_own_, 0);
     return std::min((chunk - later) * own_columns_ + later * num_columns_, product_.num_columns);
@@ -126,15 +139,13 @@ class Chunks {
   }
 
  private:
+  int64_t take() { return next_.fetch_add(1, std::memory_order_relaxed); }
+  int64_t count() const { return num_own_ + divide_up(product_.num_columns - num_own_ * own_columns_, num_columns_); }
+
   const Product& product_;
   int64_t num_columns_, num_own_, own_columns_;
   std::atomic<int64_t> next_;
 };
-
-void fetch_now(Fetching fetching, int64_t max_bytes) {
-  const char* end = std::min(fetching.end, fetching.next + max_bytes);
-  for (const char* p = fetching.next; p < end; p += kLineBytes) __builtin_prefetch(p);
-}
 
 int64_t count_weight_bytes(int64_t kind) { return kind == kFloat32 ? 4 : kind == kBfloat16 ? 2 : 1; }
 int64_t count_most_few_rows(int64_t weight_bytes) { return weight_bytes == 4 ? kFewRows : 2 * kFewRows; }
@@ -158,14 +169,13 @@ void multiply_few_rows(const Product& p, int num_threads) {
   // call ends sooner with more runs.
   const int64_t num_columns = count_group_columns(p.weight_bytes);
   const int64_t run = std::clamp<int64_t>(p.num_columns / (num_columns * num_threads * kRunsPerThread), 1, kMaxRun);
-  const int num_own = Team::current() == nullptr || num_threads == 1 ? 0 : num_threads;
+  const Team* team = Team::current();  // which may have fewer threads than were asked for
+  const int num_own = team == nullptr ? 0 : std::min(num_threads, team->size());
   const int64_t own = count_own_columns(p.num_columns, p.weight_stride * p.weight_bytes, p.weight_bytes, num_threads);
   Chunks chunks(p, num_columns * run, num_own, own);
   run_on_each_thread(num_threads, [&](int64_t thread) {
-    int64_t chunk = chunks.take_first(thread);
-    fetch_now(chunks.fetch(chunk, 1), kFirstFewBytes);
-    while (chunk < chunks.count()) {
-      const int64_t following = chunks.take(), end = chunks.end(chunk);
+    chunks.walk(thread, kFirstFewBytes, [&](int64_t chunk, int64_t following) {
+      const int64_t end = chunks.end(chunk);
       for (int64_t column = chunks.first(chunk); column < end; column += num_columns) {
         const int64_t next = column + num_columns < end ? column + num_columns : chunks.first(following);
         Fetching fetching{p.find_column(next), p.find_column(std::min(next + num_columns, p.num_columns)),
@@ -187,8 +197,7 @@ void multiply_few_rows(const Product& p, int num_threads) {
           p.multiply_few(tile);
         }
       }
-      chunk = following;
-    }
+    });
   });
 }
 
@@ -300,16 +309,12 @@ void multiply_panels(const Product& p, int num_threads) {
   const auto pack = [&](int64_t i) { pack_panel(p, panels[i], x + panels[i].row * p.size); };
   parallel_for(panels.count(), panels.count() > 1 ? num_threads : 1, pack);
   parallel_for(num_threads, num_threads, [&](int64_t share) {
-    int64_t chunk = chunks.take();
-    fetch_now(chunks.fetch(chunk, 1), kFirstBytes);
     float* wide = x + num_x + share * (num_wide + num_sums);
     const PanelWork work{p, panels, x, is_direct ? nullptr : wide, wide + num_wide};
-    while (chunk < chunks.count()) {
-      const int64_t following = chunks.take();
+    chunks.walk(share, kFirstBytes, [&](int64_t chunk, int64_t following) {
       Fetching fetching = chunks.fetch(following, lines_a_step);
       work.multiply(chunks.first(chunk), chunks.end(chunk), &fetching);
-      chunk = following;
-    }
+    });
   });
 }
 
@@ -406,9 +411,8 @@ void multiply_many_rows(const Product& p, int num_threads) {
   Chunks chunks(p, num_columns);
   parallel_for(num_threads, num_threads, [&](int64_t share) {
     float* turned = memory + share * (num_turned + num_wide + num_sums);
-    int64_t chunk = chunks.take();
-    while (chunk < chunks.count()) {
-      const int64_t following = chunks.take(), first = chunks.first(chunk);
+    chunks.walk(share, 0, [&](int64_t chunk, int64_t following) {
+      const int64_t first = chunks.first(chunk);
       const Panels panels(chunks.end(chunk) - first, *p.kernels);
       const TurnedChunk work{p, panels, first, turned, turned + num_turned, turned + num_turned + num_wide};
       work.turn();
@@ -417,8 +421,7 @@ void multiply_many_rows(const Product& p, int num_threads) {
         const bool is_late = row + kFetchingRows >= p.num_rows;
         work.multiply(row, std::min(kManyBlockRows, p.num_rows - row), is_late ? &fetching : &none);
       }
-      chunk = following;
-    }
+    });
   });
 }
 

@@ -18,6 +18,8 @@
 
 namespace vllm::cpu {
 
+inline constexpr int64_t kLineBytes = 64;  // of a cache
+
 inline void pause_thread() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
@@ -113,7 +115,6 @@ class Ahead {
 
    private:
     static constexpr int kLinesALook = 2;
-    static constexpr int64_t kLineBytes = 64;
 
     const Ahead& ahead_;
     int thread_;

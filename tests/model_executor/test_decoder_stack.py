@@ -1,7 +1,10 @@
 """A decoder in one call gives the bits of its modules one by one, and stands aside where somebody changed a module."""
 
 import copy
+import os
 import pathlib
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -256,3 +259,19 @@ def test_a_caller_who_tells_of_changes_spares_the_looks(model: LlamaForCausalLM)
     assert not is_one_call(model)
     handle.remove()
     assert is_one_call(model), "where hooks are, every step looks whether they still are"
+
+
+def test_fewer_threads_than_asked_for_leave_nothing_out(tmp_path: pathlib.Path) -> None:
+    """OpenMP may give a team one thread where two were asked for: the columns of the other one are computed too."""
+    folder = write_tiny_model(tmp_path, tokenizer=False, hidden_size=96, intermediate_size=256, head_dim=16)
+    code = f"""
+import pathlib, torch
+from tests.model_executor.runner import PagedRunner, load
+torch.set_num_threads(2)
+model = load(pathlib.Path({str(folder)!r}))
+at_once = PagedRunner(model).run_in_chunks("a", [5, 9, 300, 44], 1)
+model.stack.is_enabled = False
+assert torch.equal(PagedRunner(model).run_in_chunks("a", [5, 9, 300, 44], 1), at_once)
+"""
+    environment = os.environ | {"OMP_THREAD_LIMIT": "1"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
