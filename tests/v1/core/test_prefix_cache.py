@@ -32,6 +32,18 @@ def test_generated_tokens_are_found_by_the_next_turn() -> None:
     assert answer_cached(engine, "next turn", conversation + [3]) == 24  # of 24 computed: the 25th token was never run
 
 
+def test_what_a_running_request_has_generated_is_found_by_who_enters() -> None:
+    engine = make_engine()
+    engine.add(make_request("a", PROMPT, max_tokens=30, ignore_eos=True))
+    for _ in range(12):
+        engine.step()
+    assert engine.scheduler.requests["a"].num_computed_tokens == 28
+    engine.add(make_request("b", PROMPT + engine.answers["a"].token_ids[:12]))
+    engine.step()
+    assert engine.answers["b"].num_cached_tokens == 28
+    engine.run()
+
+
 def test_equal_blocks_after_different_beginnings_are_not_the_same() -> None:
     engine = make_engine()
     answer_cached(engine, "first", PROMPT)
@@ -147,6 +159,17 @@ def test_a_preempted_request_finds_its_own_blocks_again() -> None:
     assert engine.last_plan.num_scheduled_tokens == {"a": 2}
     assert engine.last_plan.left_request_ids == ["a"]
     assert engine.run().answers["a"].num_cached_tokens == 0  # what its first entry found
+
+
+def test_a_preempted_request_finds_what_it_generated() -> None:
+    engine = make_engine()
+    engine.add(make_request("a", PROMPT, max_tokens=20, ignore_eos=True))
+    for _ in range(10):
+        engine.step()
+    engine.scheduler._preempt(engine.scheduler.running[0])
+    engine.step()
+    assert engine.last_plan.num_scheduled_tokens == {"a": 3}  # of 27 tokens, 26 computed: six blocks of 4 are found
+    engine.run()
 
 
 def test_blocks_computed_again_after_eviction_are_cached_again() -> None:
