@@ -25,7 +25,6 @@ class Scores(NamedTuple):
     """What a model says of the text's tokens, one after the other."""
 
     logprobs: np.ndarray  # [num_tokens] float32, of the tokens that are there
-    is_first: np.ndarray  # [num_tokens] bool: the token is the most likely one
     best_ids: np.ndarray  # [num_tokens] int32
 
 
@@ -56,11 +55,9 @@ def score(prompts: Sequence[Sequence[int]], options: dict[str, Any]) -> Scores:
                 entries = list(position.items())
                 logprobs.append(entries[0][1].logprob)
                 best.append(next(token_id for token_id, entry in entries if entry.rank == 1))
-    ids = np.concatenate([np.asarray(prompt[1:]) for prompt in prompts])
-    best_ids = np.asarray(best, np.int32)
     del llm
     gc.collect()
-    return Scores(np.asarray(logprobs, np.float32), best_ids == ids, best_ids)
+    return Scores(np.asarray(logprobs, np.float32), np.asarray(best, np.int32))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from vllm._ops_filter import filter_rows, filter_rows_reference
 from vllm._ops_library import KV_KINDS, check_status, get_simd_variant, is_compiled, load_library, set_simd_variant
-from vllm._ops_linear import FACTOR_BLOCK, get_scale_shape, linear, linear_reference, widen_rows
+from vllm._ops_linear import FACTOR_BLOCK, get_scale_shape, has_factor_blocks, linear, linear_reference, widen_rows
 from vllm._ops_model_reference import (
     paged_attention_reference,
     rms_norm_reference,
@@ -42,6 +42,7 @@ __all__ = [
     "filter_rows_reference",
     "get_scale_shape",
     "get_simd_variant",
+    "has_factor_blocks",
     "is_compiled",
     "linear",
     "linear_reference",

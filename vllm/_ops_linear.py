@@ -9,9 +9,14 @@ _INT8_BLOCKS = 3
 FACTOR_BLOCK = 32  # numbers of a row that share a factor, where a row has more than one
 
 
+def has_factor_blocks(scale: torch.Tensor | None) -> bool:
+    """Say whether int8 rows have a factor each FACTOR_BLOCK numbers, [size / 32, num_rows], and not one a row."""
+    return scale is not None and scale.dim() == 2
+
+
 def get_weight_kind(weight: torch.Tensor, scale: torch.Tensor | None) -> int:
     """Return the library's number of how these weights are stored."""
-    return _INT8_BLOCKS if scale is not None and scale.dim() == 2 else WEIGHT_KINDS[weight.dtype]
+    return _INT8_BLOCKS if has_factor_blocks(scale) else WEIGHT_KINDS[weight.dtype]
 
 
 def get_scale_shape(weight: torch.Tensor, has_blocks: bool) -> tuple[int, ...]:
@@ -76,7 +81,7 @@ def linear(
 
 
 def _find_scale_shape(weight: torch.Tensor, scale: torch.Tensor | None) -> tuple[int, ...]:
-    has_blocks = scale is not None and scale.dim() == 2
+    has_blocks = has_factor_blocks(scale)
     assert not has_blocks or weight.shape[1] % FACTOR_BLOCK == 0, "factors are of whole blocks"
     return get_scale_shape(weight, has_blocks)
 
@@ -89,7 +94,7 @@ def linear_reference(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Widen all weights and multiply; see `linear`."""
-    has_blocks = scale is not None and scale.dim() == 2
+    has_blocks = has_factor_blocks(scale)
     product = x.float() @ (widen_rows(weight, scale) if has_blocks else weight.float()).t()
     if scale is not None and not has_blocks:
         product *= scale

@@ -126,7 +126,8 @@ class FlatLogprobs(MutableSequence["LogprobsOnePosition | None"]):
 
     def _get_packed_row(self) -> bytes | None:
         """Return the one row there is as it came, if that was packed and nobody has looked at it."""
-        return self._packed if self._made_rows is None and isinstance(self._packed, bytes) else None
+        packed = getattr(self, "_packed", None)  # first: another thread that reads lets go of it after it made the rows
+        return packed if isinstance(packed, bytes) and self._made_rows is None else None
 
     @classmethod
     def from_arrays(

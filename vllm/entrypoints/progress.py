@@ -10,6 +10,12 @@ from vllm.outputs import RequestOutput
 UseTqdm = bool | Callable[..., Any] | None
 
 
+def _import_tqdm() -> Callable[..., Any]:
+    from tqdm import tqdm  # 40 ms, and scripts mostly write to no terminal
+
+    return tqdm
+
+
 class ProgressBar:
     """A bar over `num_requests`.
 
@@ -22,9 +28,7 @@ class ProgressBar:
             use_tqdm = sys.stderr.isatty()
         self._bar = None
         if use_tqdm:
-            from tqdm import tqdm  # 40 ms, and scripts mostly write to no terminal
-
-            make = use_tqdm if callable(use_tqdm) else tqdm
+            make = use_tqdm if callable(use_tqdm) else _import_tqdm()
             self._bar = make(total=num_requests, desc=description, dynamic_ncols=True, unit="request")
         self._started = time.monotonic()
         self._num_prompt_tokens = 0

@@ -4,7 +4,7 @@ Rows are read straight from the flat arrays of a `FlatLogprobs`, and each row's 
 entry outlives its row, and no single call holds the interpreter for long, however large the answer.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -56,13 +56,12 @@ def _read_columns(scores: FlatLogprobs, max_entries: int) -> Iterator[tuple[list
     """Yield each position's ids, finite values and ranks."""
     if (packed := scores._get_packed_row()) is not None and len(packed) <= _FEW_ENTRIES * ENTRY_BYTES:
         row = read_packed_row(packed)  # a stream's event
-        yield [*row.token_ids], [min(value, LARGEST) if value > FLOOR else FLOOR for value in row.values], [*row.ranks]
+        yield [*row.token_ids], _list_finite(row.values), [*row.ranks]
         return
     if len(scores) * max_entries <= _FEW_ENTRIES:  # several tokens: the arrays would cost more than they save
         for i in range(len(scores)):
             token_ids, values, ranks = scores.row_values(i)
-            finite = [min(value, LARGEST) if value > FLOOR else FLOOR for value in values.tolist()]
-            yield token_ids.tolist(), finite, ranks.tolist()
+            yield token_ids.tolist(), _list_finite(values.tolist()), ranks.tolist()
         return
     num_at_once = max(_ENTRIES_AT_ONCE // max(max_entries, 1), 1)
     for first in range(0, len(scores), num_at_once):
@@ -71,6 +70,11 @@ def _read_columns(scores: FlatLogprobs, max_entries: int) -> Iterator[tuple[list
         columns = arrays.token_ids.tolist(), make_finite(arrays.values).tolist(), arrays.ranks.tolist()
         for start, end in zip(starts, starts[1:], strict=False):
             yield columns[0][start:end], columns[1][start:end], columns[2][start:end]
+
+
+def _list_finite(values: Iterable[float]) -> list[float]:
+    """Do for a few values what `make_finite` does."""
+    return [min(value, LARGEST) if value > FLOOR else FLOOR for value in values]
 
 
 def make_finite(values: np.ndarray) -> np.ndarray:

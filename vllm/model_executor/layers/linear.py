@@ -29,7 +29,7 @@ class WeightMatrix(nn.Module):
 
     @property
     def has_factor_blocks(self) -> bool:
-        return self.weight_scale is not None and self.weight_scale.dim() == 2
+        return ops.has_factor_blocks(self.weight_scale)
 
     def use_factor_blocks(self) -> None:
         """Give int8 rows a factor each 32 numbers, before they hold anything."""

@@ -52,12 +52,13 @@ class GgufSource:
         filled = set()
         for name, hf_name in self.names.items():
             slot = slots.get(hf_name)
-            if slot is None or not isinstance(slot.module, WeightMatrix) or not slot.module.has_factor_blocks:
+            if slot is None or slot.parameter != "weight":
                 continue
-            if slot.parameter == "weight":
+            matrix = slot.module
+            if isinstance(matrix, WeightMatrix) and matrix.has_factor_blocks:
                 stored = split_q8_0(self.gguf.tensors[name], self.gguf.read_tensor_bytes(name))
                 numbers, scale = (self._undo_turn(name, tensor) for tensor in stored)
-                slot.module.write_int8_rows(numbers, scale, slot.first_row)
+                matrix.write_int8_rows(numbers, scale, slot.first_row)
                 filled.add(hf_name)
         return filled
 

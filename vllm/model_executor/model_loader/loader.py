@@ -7,7 +7,7 @@ and each weight copied into its place, so a damaged checkpoint costs neither tim
 import itertools
 import logging
 import pathlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import nn
@@ -78,14 +78,15 @@ def load_model(vllm_config: VllmConfig, dtype: torch.dtype, device: torch.device
             return model.eval()
         source = _open_source(model_config, load_config)
         check_weights(model.get_slots(), source.read_shapes(), source.where, is_tied=config.tie_word_embeddings)
+        slots = _name_slots(model, source)
         if isinstance(source, GgufSource):
-            source.choose_factor_blocks(_name_slots(model, source))
+            source.choose_factor_blocks(slots)
         _take_memory(model, device)
         filled: Collection[str] = ()
         if isinstance(source, SafetensorsSource):
-            filled = source.fill(_list_memory(model, source))
+            filled = source.fill(_list_memory(slots))
         elif isinstance(source, GgufSource):
-            filled = source.fill_factor_blocks(_name_slots(model, source))
+            filled = source.fill_factor_blocks(slots)
         model.load_weights(source.iterate(skipped=filled))
         return model.eval()
 
@@ -97,10 +98,9 @@ def _name_slots(model: LlamaForCausalLM, source: WeightSource) -> dict[str, Weig
     return {name: slot for name, slot in named if slot is not None}
 
 
-def _list_memory(model: LlamaForCausalLM, source: SafetensorsSource) -> dict[str, torch.Tensor]:
+def _list_memory(slots: Mapping[str, WeightSlot]) -> dict[str, torch.Tensor]:
     """Return name in the checkpoint → memory that its numbers can be read into as they are."""
-    named = _name_slots(model, source).items()
-    return {name: memory for name, slot in named if (memory := slot.find_memory()) is not None}
+    return {name: memory for name, slot in slots.items() if (memory := slot.find_memory()) is not None}
 
 
 def _open_source(model_config: ModelConfig, load_config: LoadConfig) -> WeightSource:
