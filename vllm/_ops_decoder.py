@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from vllm import host_memory
 from vllm._ops_library import KV_KINDS, check_status, load_library
 from vllm._ops_linear import WEIGHT_KINDS, get_weight_kind
 
@@ -187,6 +188,7 @@ class DecoderPlan:
         if self._scratch.shape[0] < num_floats:
             self._scratch = torch.empty(0)  # before the larger one is taken
             self._scratch = torch.empty(num_floats)
+            host_memory.advise_huge_pages(self._scratch.data_ptr(), self._scratch.nbytes)
         output = torch.empty(num_tokens, self._hidden_size)
         status = library.vllm_run_decoder(
             self._address, ctypes.addressof(c), self._scratch.data_ptr(), torch.get_num_threads(), output.data_ptr()

@@ -11,7 +11,7 @@ namespace vllm::cpu {
 namespace {
 
 // Rows that pass the feed-forward part together: what it widens them to is bounded, and stays in a large cache.
-constexpr int64_t kMaxMlpRows = 512;
+constexpr int64_t kMaxMlpRows = 1024;
 constexpr int64_t kLineFloats = 16;
 
 int64_t count_mlp_parts(int64_t num_tokens) { return (num_tokens + kMaxMlpRows - 1) / kMaxMlpRows; }
@@ -41,7 +41,7 @@ struct Buffers {
   float* query;      // [num_tokens, all query heads]
   float* cos;        // [num_tokens, head_dim]
   float* sin;        // [num_tokens, head_dim]
-  float* gate_up;    // [rows of a part, 2 * intermediate_size]
+  float* gate_up;    // [rows of a part if they are few, 2 * intermediate_size]
   float* activated;  // [rows of a part, intermediate_size]
 };
 
@@ -62,7 +62,7 @@ Buffers take_buffers(const Decoder& d, int64_t num_tokens, Arena* arena) {
   b.query = arena->take(num_tokens, query);
   b.cos = arena->take(num_tokens, d.head_dim);
   b.sin = arena->take(num_tokens, d.head_dim);
-  b.gate_up = arena->take(part, gate_up);
+  b.gate_up = arena->take(std::min(part, kGatedAtOnce), gate_up);
   b.activated = arena->take(part, activated);
   return b;
 }
@@ -167,16 +167,16 @@ class DecoderRun {
 
   // Parts of equal size: how a row is summed up depends on whether it is among few or many.
   int32_t run_mlp(const DecoderLayer& layer, const DecoderLayer* next_layer) const {
-    const int64_t hidden = d_.embedding.size, size = layer.down.size, num_tokens = step_.num_tokens;
+    const int64_t hidden = d_.embedding.size, num_tokens = step_.num_tokens;
     const int64_t num_parts = count_mlp_parts(num_tokens);
     int32_t status = kOk;
     for (int64_t part = 0; part < num_parts && status == kOk; ++part) {
       const int64_t first = num_tokens * part / num_parts, end = num_tokens * (part + 1) / num_parts;
       float* added = b_.added + first * hidden;
       status = normalise(added, b_.residual + first * hidden, end - first, layer.mlp_norm, b_.rows);
-      if (status == kOk) status = multiply(b_.rows, end - first, layer.gate_up, &layer.down, b_.gate_up);
+      announce_product(layer.down, end - first, num_threads_);
       if (status == kOk) {
-        status = vllm_silu_and_multiply(b_.gate_up, 2 * size, end - first, size, num_threads_, b_.activated);
+        status = multiply_and_gate(b_.rows, end - first, layer.gate_up, num_threads_, b_.gate_up, b_.activated);
       }
       const Matrix* next = next_layer == nullptr ? nullptr : &next_layer->qkv;
       if (status == kOk) status = multiply(b_.activated, end - first, layer.down, next, added);

@@ -75,6 +75,7 @@ struct ProductTile {
   int64_t x_stride, num_rows;
   const void* weight;  // few rows: float, bfloat16 or int8 as the kernel's name says; panels: float
   int64_t weight_stride, num_columns;
+  int64_t ahead;             // panels: numbers from a weight to the one to fetch meanwhile, of a later call; 0: none
   int64_t size, block_size;  // few rows: sums run over a block, then over blocks; panels: over all
   bool adds;                 // panels: to what the output holds
   const float* scale;        // [num_columns]; null: 1

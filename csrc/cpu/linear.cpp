@@ -3,11 +3,10 @@
 #include "linear.h"
 
 #include <algorithm>
-#include <atomic>
-#include <new>
 
 #include "api.h"
 #include "kernels.h"
+#include "product.h"
 #include "threads.h"
 
 namespace vllm::cpu {
@@ -32,120 +31,12 @@ constexpr int64_t kRunsPerThread = 16, kMaxRun = 8;
 constexpr int64_t kOwnShare = 4, kOwnBytes = 96 << 10;
 // Few rows: what a step of the kernel uses up, 16 bytes of 8 rows of weights.
 constexpr int kFewLinesAStep = 2;
-// From so many rows on, turning a number of weights costs less than a twentieth of using it.
-constexpr int64_t kManyRows = 192;
-// Many rows: a chunk's turned weights, its columns at most, and the rows of x that pass it together.
-constexpr int64_t kTurnedBytes = 320 << 10, kTurnedColumns = 48, kManyBlockRows = 66;
-// The next chunk's weights are fetched while the last rows pass: earlier, they would be pushed out again.
-constexpr int64_t kFetchingRows = 256;
-// Numbers of a page: parts of the workspace start at one.
-constexpr int64_t kPage = 1024;
-// Numbers after each row of copied weights, so that rows do not lie on each other in the cache.
-constexpr int64_t kPadding = 16;
-
-struct Product {
-  const float* x;
-  int64_t x_stride, num_rows, size, block_size;
-  const char* weight;
-  int64_t weight_stride, weight_bytes;  // of one number
-  int64_t num_columns;
-  const float* scale;
-  const float* factors;  // [size / kFactorBlock, num_columns] or null
-  const float* bias;
-  float* output;
-  int64_t output_stride;
-  void (*multiply_few)(const ProductTile&);
-  void (*widen)(const ProductTile&, float*, int64_t);
-  const Kernels* kernels;
-
-  const char* find_column(int64_t column) const { return weight + column * weight_stride * weight_bytes; }
-  // Points a tile at the weights of columns from `column` on, numbers from `at` on, a block's start.
-  void point_at_weights(int64_t column, int64_t at, ProductTile* tile) const {
-    tile->weight = find_column(column) + at * weight_bytes;
-    tile->weight_stride = weight_stride;
-    if (factors == nullptr) return;
-    tile->factors = factors + at / kFactorBlock * num_columns + column;
-    tile->factor_stride = num_columns;
-  }
-};
-
-int64_t divide_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit; }
-int64_t round_up(int64_t count, int64_t unit) { return divide_up(count, unit) * unit; }
-const float* offset(const float* p, int64_t count) { return p == nullptr ? nullptr : p + count; }
 
 // Blocks of one size but the last, a function of the length alone: sums are the same for any number of rows.
 int64_t choose_block(int64_t size) {
   const int64_t num_blocks = std::max<int64_t>(1, divide_up(size, kMaxBlock));
   return std::max(kBlockUnit, round_up(divide_up(size, num_blocks), kBlockUnit));
 }
-
-// Uninitialised floats from a cache line's start, kept from call to call.
-class Workspace {
- public:
-  Workspace() = default;
-  ~Workspace() { release(); }
-  Workspace(const Workspace&) = delete;
-  Workspace& operator=(const Workspace&) = delete;
-  float* reserve(int64_t count) {
-    if (count > count_) {
-      release();
-      data_ = static_cast<float*>(::operator new(static_cast<size_t>(count) * sizeof(float), kAlignment));
-      count_ = count;
-    }
-    return data_;
-  }
-
- private:
-  static constexpr std::align_val_t kAlignment{4096};
-  void release() {
-    ::operator delete(data_, kAlignment);
-    data_ = nullptr;
-    count_ = 0;
-  }
-  float* data_ = nullptr;
-  int64_t count_ = 0;
-};
-
-void fetch_now(Fetching fetching, int64_t max_bytes) {
-  const char* end = std::min(fetching.end, fetching.next + max_bytes);
-  for (const char* p = fetching.next; p < end; p += kLineBytes) __builtin_prefetch(p);
-}
-
-// Chunks of columns, which threads take one after the other; each thread knows its next one, and fetches it. The first
-// chunks may be the threads' own, of another size.
-class Chunks {
- public:
-  Chunks(const Product& product, int64_t num_columns, int64_t num_own = 0, int64_t own_columns = 0)
-      : product_(product), num_columns_(num_columns), num_own_(num_own), own_columns_(own_columns), next_(num_own) {}
-  // Calls body(chunk, the one after it) for each chunk that `thread` takes; of the first, `first_bytes` are fetched
-  // now.
-  template <typename Body>
-  void walk(int64_t thread, int64_t first_bytes, Body body) {
-    int64_t chunk = thread < num_own_ ? thread : take();
-    fetch_now(fetch(chunk, 1), first_bytes);
-    while (chunk < count()) {
-      const int64_t following = take();
-      body(chunk, following);
-      chunk = following;
-    }
-  }
-  int64_t first(int64_t chunk) const {
-    const int64_t later = std::max<int64_t>(chunk - num_own_, 0);
-    return std::min((chunk - later) * own_columns_ + later * num_columns_, product_.num_columns);
-  }
-  int64_t end(int64_t chunk) const { return first(chunk + 1); }
-  Fetching fetch(int64_t chunk, int lines_a_step) const {
-    return {product_.find_column(first(chunk)), product_.find_column(end(chunk)), lines_a_step};
-  }
-
- private:
-  int64_t take() { return next_.fetch_add(1, std::memory_order_relaxed); }
-  int64_t count() const { return num_own_ + divide_up(product_.num_columns - num_own_ * own_columns_, num_columns_); }
-
-  const Product& product_;
-  int64_t num_columns_, num_own_, own_columns_;
-  std::atomic<int64_t> next_;
-};
 
 int64_t count_weight_bytes(int64_t kind) { return kind == kFloat32 ? 4 : kind == kBfloat16 ? 2 : 1; }
 int64_t count_most_few_rows(int64_t weight_bytes) { return weight_bytes == 4 ? kFewRows : 2 * kFewRows; }
@@ -172,7 +63,7 @@ void multiply_few_rows(const Product& p, int num_threads) {
   const Team* team = Team::current();  // which may have fewer threads than were asked for
   const int num_own = team == nullptr ? 0 : std::min(num_threads, team->size());
   const int64_t own = count_own_columns(p.num_columns, p.weight_stride * p.weight_bytes, p.weight_bytes, num_threads);
-  Chunks chunks(p, num_columns * run, num_own, own);
+  Chunks chunks(p, num_columns * run, p.num_columns, num_own, own);
   run_on_each_thread(num_threads, [&](int64_t thread) {
     chunks.walk(thread, kFirstFewBytes, [&](int64_t chunk, int64_t following) {
       const int64_t end = chunks.end(chunk);
@@ -200,28 +91,6 @@ void multiply_few_rows(const Product& p, int num_threads) {
     });
   });
 }
-
-struct Panel {
-  int64_t row, num_rows, width;
-};
-
-// Panels as even as whole vectors allow.
-class Panels {
- public:
-  Panels(int64_t num_rows, const Kernels& kernels)
-      : num_rows_(num_rows), lanes_(kernels.product_lanes), num_vectors_(divide_up(num_rows, lanes_)) {
-    count_ = divide_up(num_vectors_, kernels.panel_rows / lanes_);
-  }
-  int64_t count() const { return count_; }
-  int64_t num_padded_rows() const { return num_vectors_ * lanes_; }
-  Panel operator[](int64_t i) const {
-    const int64_t row = num_vectors_ * i / count_ * lanes_, end = num_vectors_ * (i + 1) / count_ * lanes_;
-    return {row, std::min(end, num_rows_) - row, end - row};
-  }
-
- private:
-  int64_t num_rows_, lanes_, num_vectors_, count_;
-};
 
 // [size, width] from `width` rows; those that are not there repeat the last one.
 void pack_panel(const Product& p, const Panel& panel, float* packed) {
@@ -302,7 +171,7 @@ void multiply_panels(const Product& p, int num_threads) {
   const int64_t num_wide = is_direct ? 0 : round_up(num_columns * (p.block_size + kPadding), kPage);
   const int64_t num_sums = round_up(num_columns * panels.num_padded_rows(), kPage);
   float* x = workspace.reserve(num_x + num_threads * (num_wide + num_sums));
-  Chunks chunks(p, num_columns);
+  Chunks chunks(p, num_columns, p.num_columns);
   // A step of the kernel is 16 numbers of 12 rows of weights and one vector, or fewer rows and more vectors.
   const int64_t columns_a_step = std::max<int64_t>(1, 12 * p.kernels->product_lanes / panels[0].width);
   const int lines_a_step = static_cast<int>(divide_up(columns_a_step * p.weight_bytes, 4 * panels.count()));
@@ -318,114 +187,61 @@ void multiply_panels(const Product& p, int num_threads) {
   });
 }
 
-// Many rows: weights take the panels' place. A chunk of them is turned once for all rows of x, which are read as they
-// lie, and outputs come out in their order: nothing a row of x has to be turned.
-//
-// What a thread works on stays in its second-level cache: a chunk's turned weights, a block of rows of x, their sums.
-struct TurnedChunk {
-  const Product& p;
-  const Panels& panels;  // of the chunk's columns
-  int64_t first;
-  float* turned;  // a panel behind the other: [size, width]
-  float* rows;    // [width, block_size], kPadding apart: weights of a panel as float32
-  float* sums;    // [kManyBlockRows, width] a panel
-
-  // Weights [at, at + size) of a panel's columns, turned; columns that are not there repeat the last one.
-  void turn() const {
-    const int64_t stride = p.block_size + kPadding;
-    for (int64_t i = 0; i < panels.count(); ++i) {
-      const Panel panel = panels[i];
-      for (int64_t at = 0; at < p.size; at += p.block_size) {
-        ProductTile tile{};
-        p.point_at_weights(first + panel.row, at, &tile);
-        tile.num_columns = panel.num_rows;
-        tile.size = std::min(p.block_size, p.size - at);
-        const float* columns[kPanelRows];
-        const auto* as_they_lie = reinterpret_cast<const float*>(tile.weight);
-        const bool is_float = p.weight_bytes == 4;
-        if (!is_float) p.widen(tile, rows, stride);
-        for (int64_t c = 0; c < panel.width; ++c) {
-          const int64_t there = std::min(c, panel.num_rows - 1);
-          columns[c] = is_float ? as_they_lie + there * p.weight_stride : rows + there * stride;
-        }
-        p.kernels->turn_rows(columns, panel.width, tile.size, panel.width,
-                             turned + panel.row * p.size + at * panel.width);
-      }
-    }
+Product describe_product(const float* x, int64_t x_stride, int64_t num_rows, const Matrix& m, float* output,
+                         int64_t output_stride) {
+  const Kernels& kernels = get_kernels();
+  Product p{};
+  p.x = x;
+  p.x_stride = x_stride;
+  p.num_rows = num_rows;
+  p.size = m.size;
+  p.weight = static_cast<const char*>(m.weight);
+  p.weight_stride = m.stride;
+  (m.kind == kInt8Blocks ? p.factors : p.scale) = m.scale;
+  p.bias = m.bias;
+  p.output = output;
+  p.output_stride = output_stride;
+  p.num_columns = m.num_columns;
+  p.block_size = choose_block(m.size);
+  p.kernels = &kernels;
+  p.weight_bytes = count_weight_bytes(m.kind);
+  switch (m.kind) {
+    case kFloat32:
+      p.multiply_few = kernels.multiply_few_float32;
+      p.widen = kernels.widen_float32;
+      break;
+    case kBfloat16:
+      p.multiply_few = kernels.multiply_few_bfloat16;
+      p.widen = kernels.widen_bfloat16;
+      break;
+    case kInt8Blocks:
+      p.multiply_few = kernels.multiply_few_int8_blocks;
+      p.widen = kernels.widen_int8_blocks;
+      break;
+    default:
+      p.multiply_few = kernels.multiply_few_int8;
+      p.widen = kernels.widen_int8;
   }
-
-  void multiply(int64_t first_row, int64_t num_rows, Fetching* fetching) const {
-    int64_t at = 0;
-    do {
-      for (int64_t i = 0; i < panels.count(); ++i) {
-        const Panel panel = panels[i];
-        ProductTile tile{};
-        tile.x = turned + panel.row * p.size + at * panel.width;
-        tile.num_rows = panel.width;
-        tile.weight = p.x + first_row * p.x_stride + at;
-        tile.weight_stride = p.x_stride;
-        tile.num_columns = num_rows;
-        tile.size = std::min(p.block_size, p.size - at);
-        tile.adds = at > 0;
-        tile.output = sums + panel.row * kManyBlockRows;
-        tile.fetching = fetching;
-        p.kernels->multiply_panel(tile);
-      }
-      at += p.block_size;
-    } while (at < p.size);
-    for (int64_t i = 0; i < panels.count(); ++i) {
-      const Panel panel = panels[i];
-      const int64_t column = first + panel.row;
-      write_rows(sums + panel.row * kManyBlockRows, panel.width, num_rows, panel.num_rows, offset(p.scale, column),
-                 offset(p.bias, column), p.output + first_row * p.output_stride + column);
-    }
-  }
-
-  // output[row][column] = sums[row][column] * scale[column] + bias[column]
-  void write_rows(const float* from, int64_t width, int64_t num_rows, int64_t num_columns, const float* scale,
-                  const float* bias, float* output) const {
-    for (int64_t r = 0; r < num_rows; ++r, from += width, output += p.output_stride) {
-      if (scale == nullptr && bias == nullptr) {
-        std::copy_n(from, num_columns, output);
-        continue;
-      }
-      for (int64_t c = 0; c < num_columns; ++c) {
-        float sum = from[c];
-        if (scale != nullptr) sum *= scale[c];
-        if (bias != nullptr) sum += bias[c];
-        output[c] = sum;
-      }
-    }
-  }
-};
-
-void multiply_many_rows(const Product& p, int num_threads) {
-  static thread_local Workspace workspace;
-  const int64_t unit = p.kernels->panel_rows;
-  const int64_t fitting = kTurnedBytes / (4 * std::max<int64_t>(1, p.size)) / unit;
-  const int64_t num_columns = unit * std::clamp<int64_t>(fitting, 1, kTurnedColumns / unit);
-  const int64_t num_turned = round_up(num_columns * p.size, kPage);
-  const int64_t num_wide = p.weight_bytes == 4 ? 0 : round_up(unit * (p.block_size + kPadding), kPage);
-  const int64_t num_sums = round_up(num_columns * kManyBlockRows, kPage);
-  float* memory = workspace.reserve(num_threads * (num_turned + num_wide + num_sums));
-  Chunks chunks(p, num_columns);
-  parallel_for(num_threads, num_threads, [&](int64_t share) {
-    float* turned = memory + share * (num_turned + num_wide + num_sums);
-    chunks.walk(share, 0, [&](int64_t chunk, int64_t following) {
-      const int64_t first = chunks.first(chunk);
-      const Panels panels(chunks.end(chunk) - first, *p.kernels);
-      const TurnedChunk work{p, panels, first, turned, turned + num_turned, turned + num_turned + num_wide};
-      work.turn();
-      Fetching fetching = chunks.fetch(following, 1), none{};
-      for (int64_t row = 0; row < p.num_rows; row += kManyBlockRows) {
-        const bool is_late = row + kFetchingRows >= p.num_rows;
-        work.multiply(row, std::min(kManyBlockRows, p.num_rows - row), is_late ? &fetching : &none);
-      }
-    });
-  });
+  return p;
 }
 
 }  // namespace
+
+int32_t multiply_and_gate(const float* x, int64_t num_rows, const Matrix& m, int32_t num_threads, float* gate_up,
+                          float* output) {
+  const int64_t num_gates = m.num_columns / 2;
+  if (num_rows < kManyRows) {
+    const int32_t status =
+        vllm_linear(x, m.size, num_rows, m.size, m.weight, m.stride, m.num_columns, static_cast<int32_t>(m.kind),
+                    m.scale, m.bias, num_threads, gate_up, m.num_columns);
+    if (status != kOk) return status;
+    return vllm_silu_and_multiply(gate_up, m.num_columns, num_rows, num_gates, num_threads, output);
+  }
+  Product p = describe_product(x, m.size, num_rows, m, output, num_gates);
+  p.num_gates = num_gates;
+  const int threads = choose_product_threads(num_rows, m.num_columns, m.size, num_threads);
+  return run_guarded([&] { multiply_many_rows(p, threads); });
+}
 
 void announce_product(const Matrix& m, int64_t num_rows, int32_t max_threads) {
   Team* team = Team::current();
@@ -444,39 +260,8 @@ int32_t vllm_linear(const float* x, int64_t x_stride, int64_t num_rows, int64_t 
                     const float* bias, int32_t num_threads, float* output, int64_t output_stride) {
   using namespace vllm::cpu;
   if (num_rows == 0 || num_columns == 0) return kOk;
-  const Kernels& kernels = get_kernels();
-  Product p{};
-  p.x = x;
-  p.x_stride = x_stride;
-  p.num_rows = num_rows;
-  p.size = size;
-  p.weight = static_cast<const char*>(weight);
-  p.weight_stride = weight_stride;
-  (weight_kind == kInt8Blocks ? p.factors : p.scale) = scale;
-  p.bias = bias;
-  p.output = output;
-  p.output_stride = output_stride;
-  p.num_columns = num_columns;
-  p.block_size = choose_block(size);
-  p.kernels = &kernels;
-  p.weight_bytes = count_weight_bytes(weight_kind);
-  switch (weight_kind) {
-    case kFloat32:
-      p.multiply_few = kernels.multiply_few_float32;
-      p.widen = kernels.widen_float32;
-      break;
-    case kBfloat16:
-      p.multiply_few = kernels.multiply_few_bfloat16;
-      p.widen = kernels.widen_bfloat16;
-      break;
-    case kInt8Blocks:
-      p.multiply_few = kernels.multiply_few_int8_blocks;
-      p.widen = kernels.widen_int8_blocks;
-      break;
-    default:
-      p.multiply_few = kernels.multiply_few_int8;
-      p.widen = kernels.widen_int8;
-  }
+  const Matrix matrix{weight, weight_stride, num_columns, size, scale, bias, weight_kind};
+  const Product p = describe_product(x, x_stride, num_rows, matrix, output, output_stride);
   const int threads = choose_product_threads(num_rows, num_columns, size, num_threads);
   return run_guarded([&] {
     if (num_rows >= kManyRows) return multiply_many_rows(p, threads);

@@ -1,0 +1,155 @@
+// What the ways to compute a product of rows of x with rows of weights share: its description, chunks of columns that
+// threads take, panels, memory to work in.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <new>
+
+#include "api.h"
+#include "kernels.h"
+#include "linear.h"
+#include "threads.h"
+
+namespace vllm::cpu {
+
+// Numbers of a page: parts of the workspace start at one.
+inline constexpr int64_t kPage = 1024;
+// Numbers after each row of copied weights, so that rows do not lie on each other in the cache.
+inline constexpr int64_t kPadding = 16;
+
+struct Product {
+  const float* x;
+  int64_t x_stride, num_rows, size, block_size;
+  const char* weight;
+  int64_t weight_stride, weight_bytes;  // of one number
+  int64_t num_columns;
+  int64_t num_gates;  // many rows: output = silu(the first num_gates columns) * the others; 0: all columns
+  const float* scale;
+  const float* factors;  // [size / kFactorBlock, num_columns] or null
+  const float* bias;
+  float* output;
+  int64_t output_stride;
+  void (*multiply_few)(const ProductTile&);
+  void (*widen)(const ProductTile&, float*, int64_t);
+  const Kernels* kernels;
+
+  const char* find_column(int64_t column) const { return weight + column * weight_stride * weight_bytes; }
+  // Points a tile at the weights of columns from `column` on, numbers from `at` on, a block's start.
+  void point_at_weights(int64_t column, int64_t at, ProductTile* tile) const {
+    tile->weight = find_column(column) + at * weight_bytes;
+    tile->weight_stride = weight_stride;
+    if (factors == nullptr) return;
+    tile->factors = factors + at / kFactorBlock * num_columns + column;
+    tile->factor_stride = num_columns;
+  }
+};
+
+inline int64_t divide_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit; }
+inline int64_t round_up(int64_t count, int64_t unit) { return divide_up(count, unit) * unit; }
+inline const float* offset(const float* p, int64_t count) { return p == nullptr ? nullptr : p + count; }
+
+// Uninitialised floats from a cache line's start, kept from call to call.
+class Workspace {
+ public:
+  Workspace() = default;
+  ~Workspace() { release(); }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  float* reserve(int64_t count) {
+    if (count > count_) {
+      release();
+      data_ = static_cast<float*>(::operator new(static_cast<size_t>(count) * sizeof(float), kAlignment));
+      count_ = count;
+    }
+    return data_;
+  }
+
+ private:
+  static constexpr std::align_val_t kAlignment{4096};
+  void release() {
+    ::operator delete(data_, kAlignment);
+    data_ = nullptr;
+    count_ = 0;
+  }
+  float* data_ = nullptr;
+  int64_t count_ = 0;
+};
+
+inline void fetch_now(Fetching fetching, int64_t max_bytes) {
+  const char* end = std::min(fetching.end, fetching.next + max_bytes);
+  for (const char* p = fetching.next; p < end; p += kLineBytes) __builtin_prefetch(p);
+}
+
+// Chunks of columns [0, end), which threads take one after the other; each thread knows its next one, and fetches it.
+// The first chunks may be the threads' own, of another size.
+class Chunks {
+ public:
+  Chunks(const Product& product, int64_t num_columns, int64_t end, int64_t num_own = 0, int64_t own_columns = 0)
+      : product_(product),
+        num_columns_(num_columns),
+        end_(end),
+        num_own_(num_own),
+        own_columns_(own_columns),
+        next_(num_own) {}
+  // Calls body(chunk, the one after it) for each chunk that `thread` takes; of the first, `first_bytes` are fetched
+  // now.
+  template <typename Body>
+  void walk(int64_t thread, int64_t first_bytes, Body body) {
+    int64_t chunk = thread < num_own_ ? thread : take();
+    fetch_now(fetch(chunk, 1), first_bytes);
+    while (chunk < count()) {
+      const int64_t following = take();
+      body(chunk, following);
+      chunk = following;
+    }
+  }
+  int64_t first(int64_t chunk) const {
+    const int64_t later = std::max<int64_t>(chunk - num_own_, 0);
+    return std::min((chunk - later) * own_columns_ + later * num_columns_, end_);
+  }
+  int64_t end(int64_t chunk) const { return first(chunk + 1); }
+  // A chunk's weights, or those that lie `columns_on` behind.
+  Fetching fetch(int64_t chunk, int lines_a_step, int64_t columns_on = 0) const {
+    return {product_.find_column(columns_on + first(chunk)), product_.find_column(columns_on + end(chunk)),
+            lines_a_step};
+  }
+
+ private:
+  int64_t take() { return next_.fetch_add(1, std::memory_order_relaxed); }
+  int64_t count() const { return num_own_ + divide_up(end_ - num_own_ * own_columns_, num_columns_); }
+
+  const Product& product_;
+  int64_t num_columns_, end_, num_own_, own_columns_;
+  std::atomic<int64_t> next_;
+};
+
+struct Panel {
+  int64_t row, num_rows, width;
+};
+
+// Panels as even as whole vectors allow.
+class Panels {
+ public:
+  Panels(int64_t num_rows, const Kernels& kernels)
+      : num_rows_(num_rows), lanes_(kernels.product_lanes), num_vectors_(divide_up(num_rows, lanes_)) {
+    count_ = divide_up(num_vectors_, kernels.panel_rows / lanes_);
+  }
+  int64_t count() const { return count_; }
+  int64_t num_padded_rows() const { return num_vectors_ * lanes_; }
+  Panel operator[](int64_t i) const {
+    const int64_t row = num_vectors_ * i / count_ * lanes_, end = num_vectors_ * (i + 1) / count_ * lanes_;
+    return {row, std::min(end, num_rows_) - row, end - row};
+  }
+
+ private:
+  int64_t num_rows_, lanes_, num_vectors_, count_;
+};
+
+// Many rows (linear_many.cpp): from so many on, turning a number of weights costs less than a twentieth of using it.
+inline constexpr int64_t kManyRows = kGatedAtOnce;
+
+void multiply_many_rows(const Product& product, int num_threads);
+
+}  // namespace vllm::cpu
