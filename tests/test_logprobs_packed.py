@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vllm.logprobs import FlatLogprobs
-from vllm.logprobs_packed import PackedBlock, PackedRows, PackedStep, read_packed_row
+from vllm.logprobs_packed import PackedBlock, PackedRows, PackedStep, read_packed_row, regroup
 
 
 class Upper:
@@ -61,6 +61,38 @@ def test_rows_are_cut_for_many_sequences_at_once(rows: list[int]) -> None:
             assert read.token_ids == tuple(ids[row, :count].tolist())
             assert read.values == tuple(values[row, :count].tolist())
             assert read.ranks == tuple(ranks[row, :count].tolist())
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3], [3, 1]], ids=str)
+@pytest.mark.parametrize("num_steps", [1, 7])
+def test_steps_regrouped_are_each_sequences_rows(rows: list[int], num_steps: int) -> None:
+    """Beside pieces of single rows, and with each sequence's own width: sequence 1 never has more than one entry."""
+    counts = [[[3, 1, 1 + step % 2, 1 + step % 3][i] for i in range(4)] for step in range(num_steps)]
+    steps = [make_rectangle(count, 3) for count in counts]
+    for number, step in enumerate(steps):
+        step[0][:] += 100 * number
+    blocks = [PackedBlock.of_rectangle(*step) for step in steps]
+    runs, sums = regroup(blocks, rows, [0.5] * len(rows))
+    for row, run, total in zip(rows, runs, sums, strict=True):
+        expected = 0.5
+        one_by_one, mixed = PackedRows(Upper()), PackedRows(Upper())
+        mixed.append(PackedStep(blocks[0]), row)
+        one_by_one.append(PackedStep(blocks[0]), row)
+        mixed.pieces.append(run)
+        for block in blocks:
+            one_by_one.append(PackedStep(block), row)
+            expected += float(block.entries.view(np.float32)[block.first_entries[row], 1])
+        mixed.append(PackedStep(blocks[-1]), row)
+        one_by_one.append(PackedStep(blocks[-1]), row)
+        assert total == expected
+        gathered = [FlatLogprobs._of_packed(*take(gathered)) for gathered in (mixed, one_by_one)]
+        assert gathered[0] == gathered[1] and gathered[0].decoded_tokens == gathered[1].decoded_tokens
+        assert mixed.num_taken == one_by_one.num_taken == num_steps + 2
+        assert len(run.entries) == 12 * num_steps * max(count[row] for count in counts)
+        alone = PackedRows()
+        alone.pieces.append(run)
+        read = FlatLogprobs._of_packed(*take(alone)).to_arrays()
+        assert read.token_ids.tolist() == gathered[1][1:-1].to_arrays().token_ids.tolist()
 
 
 def test_rows_of_any_order_can_be_packed() -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn, overload
 
 import numpy as np
 
-from vllm.logprobs_packed import PackedBlock, unpack
+from vllm.logprobs_packed import Packed, PackedBlock, unpack
 from vllm.logprobs_rows import ArrayRows, ListRows, Row, TokenTexts, concatenate_rows
 
 __all__ = [
@@ -66,7 +66,7 @@ class FlatLogprobs(MutableSequence["LogprobsOnePosition | None"]):
 
     __slots__ = ("_first_row", "_made_rows", "_packed", "_texts")
     _made_rows: ArrayRows | ListRows | None
-    _packed: bytes | list[bytes] | PackedBlock  # set where the rows came packed, like the next two
+    _packed: Packed | PackedBlock  # set where the rows came packed, like the next two
     _texts: TokenTexts | None
     _first_row: int
     __hash__ = None  # type: ignore[assignment]
@@ -93,7 +93,7 @@ class FlatLogprobs(MutableSequence["LogprobsOnePosition | None"]):
 
     @classmethod
     def _of_packed(
-        cls, packed: bytes | list[bytes] | PackedBlock, texts: TokenTexts | None = None, first_row: int = 0
+        cls, packed: Packed | PackedBlock, texts: TokenTexts | None = None, first_row: int = 0
     ) -> "FlatLogprobs":
         """Return rows whose arrays are made when somebody looks: of what is streamed, each row is read once at most."""
         made = cls.__new__(cls)

@@ -55,7 +55,7 @@ class PackedBlock(NamedTuple):
         """Return rows that begin at even distances."""
         num_rows = len(num_entries)
         width = len(entries) // max(num_rows, 1)
-        return cls(entries, np.arange(num_rows) * width, num_entries, width)
+        return cls(entries, _space_evenly(num_rows, width), num_entries, width)
 
     @property
     def is_mostly_gaps(self) -> bool:
@@ -68,6 +68,13 @@ class PackedBlock(NamedTuple):
         places = np.arange(row_starts[-1]) + np.repeat(self.first_entries - row_starts[:-1], self.num_entries)
         columns = np.ascontiguousarray(self.entries[places].T)
         return ArrayRows(row_starts, columns[0], columns[1].view(np.float32), columns[2])
+
+
+@functools.lru_cache(maxsize=64)
+def _space_evenly(num_rows: int, width: int) -> np.ndarray:
+    first_entries = np.arange(num_rows) * width
+    first_entries.flags.writeable = False
+    return first_entries
 
 
 class PackedStep:
@@ -95,6 +102,38 @@ class PackedStep:
         return [data[starts[row] : ends[row]] for row in rows], [values[row] for row in rows]
 
 
+class PackedRun(NamedTuple):
+    """Rows of one sequence at even distances, with a gap behind each that is shorter."""
+
+    entries: bytes
+    num_entries: np.ndarray  # [num_rows] int32
+
+    def close_gaps(self) -> bytes:
+        """Return the rows back to back."""
+        entries = np.frombuffer(self.entries, np.int32).reshape(len(self.num_entries), -1, 3)
+        return entries[np.arange(entries.shape[1]) < self.num_entries[:, None]].tobytes()
+
+
+def regroup(
+    blocks: Sequence[PackedBlock], rows: Sequence[int], sums: Sequence[float]
+) -> tuple[list[PackedRun], list[float]]:
+    """Return what sequences got in steps in which each had the same row, and `sums` with their chosen values added.
+
+    All blocks are even and of one width. Values are added one after the other.
+    """
+    width, places = blocks[0].width, np.array(rows)
+    by_step = [block.entries.reshape(-1, 3 * width) for block in blocks]
+    entries = np.stack(by_step, 1)[places]  # [num_sequences, num_steps, 3 * width]
+    num_entries = np.stack([block.num_entries for block in blocks], 1)[places]
+    chosen = np.concatenate([np.array(sums)[:, None], entries.view(np.float32)[:, :, 1]], 1)
+    widest = (3 * num_entries.max(1)).tolist()  # a sequence's own: another's may be wider by far
+    runs = [
+        PackedRun(own[:, :end].tobytes(), counts.copy())
+        for own, counts, end in zip(entries, num_entries, widest, strict=True)
+    ]
+    return runs, np.add.accumulate(chosen, 1)[:, -1].tolist()
+
+
 class PackedRows:
     """Gathers one sequence's rows as they come, until somebody takes them."""
 
@@ -102,22 +141,22 @@ class PackedRows:
 
     def __init__(self, texts: TokenTexts | None = None) -> None:
         self.texts = texts
-        self.pieces: list[bytes] = []  # one a row
+        self.pieces: list[bytes | PackedRun] = []  # bytes are one row
         self.num_taken = 0
 
     def append(self, step: PackedStep, row: int) -> None:
         """Copy a row of a step to the end."""
         self.pieces.append(step.data[step.starts[row] : step.ends[row]])
 
-    def take(self) -> tuple[bytes | list[bytes], int]:
-        """Return the rows (of one its bytes alone) and the number of the first, and forget them.
+    def take(self) -> tuple["Packed", int]:
+        """Return the rows and the number of the first, and forget them.
 
         The next ones keep their row numbers for the texts.
         """
         pieces, first_row = self.pieces, self.num_taken
-        self.num_taken = first_row + len(pieces)
-        if len(pieces) == 1:
-            return pieces.pop(), first_row
+        self.num_taken = first_row + sum(map(_count_rows, pieces))
+        if len(pieces) == 1 and isinstance(pieces[0], bytes):
+            return pieces.pop(), first_row  # type: ignore[return-value]  # the bytes
         self.pieces = []
         return pieces, first_row
 
@@ -141,14 +180,30 @@ def _make_struct(num_entries: int) -> struct.Struct:
     return struct.Struct("=" + "ifi" * num_entries)
 
 
-def unpack(packed: bytes | list[bytes], texts: TokenTexts | None, first_row: int) -> ArrayRows:
+# What `PackedRows.take` gives: of one row its bytes alone.
+Packed = bytes | list[bytes | PackedRun]
+
+
+def unpack(packed: Packed, texts: TokenTexts | None, first_row: int) -> ArrayRows:
     """Return what `PackedRows.take` gave as arrays, a column each."""
-    pieces = [packed] if isinstance(packed, bytes) else packed
-    columns = np.ascontiguousarray(np.frombuffer(b"".join(pieces), np.int32).reshape(-1, 3).T)
-    row_starts = np.zeros(len(pieces) + 1, np.int64)
-    np.cumsum([len(piece) // ENTRY_BYTES for piece in pieces], out=row_starts[1:])
-    places = range(first_row, first_row + len(pieces))
+    data: list[bytes] = []
+    num_entries: list[int] = []
+    for piece in [packed] if isinstance(packed, bytes) else packed:
+        if isinstance(piece, bytes):
+            data.append(piece)
+            num_entries.append(len(piece) // ENTRY_BYTES)
+        else:
+            data.append(piece.close_gaps())
+            num_entries += piece.num_entries.tolist()
+    columns = np.ascontiguousarray(np.frombuffer(b"".join(data), np.int32).reshape(-1, 3).T)
+    row_starts = np.zeros(len(num_entries) + 1, np.int64)
+    np.cumsum(num_entries, out=row_starts[1:])
+    places = range(first_row, first_row + len(num_entries))
     return ArrayRows(row_starts, columns[0], columns[1].view(np.float32), columns[2], None, texts, places)
+
+
+def _count_rows(piece: bytes | PackedRun) -> int:
+    return 1 if isinstance(piece, bytes) else len(piece.num_entries)
 
 
 def _interleave(token_ids: np.ndarray, values: np.ndarray, ranks: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ never load it. Arrays are numpy; shapes stand in the margin (dimensions: docs/gl
 """
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -202,6 +202,15 @@ class ContinuedSequences(msgspec.Struct, frozen=True, kw_only=True):
         """Return sequences first … end − 1."""
         return ContinuedSequences(
             request_ids=self.request_ids[first:end], token_ids=self.token_ids[first:end], rows=self.rows[first:end]
+        )
+
+    def without(self, places: Container[int]) -> "ContinuedSequences":
+        """Return all sequences but those at these places."""
+        kept = [place for place in range(len(self.request_ids)) if place not in places]
+        return ContinuedSequences(
+            request_ids=[self.request_ids[place] for place in kept],
+            token_ids=[self.token_ids[place] for place in kept],
+            rows=[self.rows[place] for place in kept if place < len(self.rows)],
         )
 
     def iter_outputs(self) -> Iterator[EngineCoreOutput]:

@@ -45,6 +45,16 @@ def make_block(token_ids: Sequence[int]) -> FlatLogprobs:
     )
 
 
+def make_even_block(token_ids: Sequence[int]) -> FlatLogprobs:
+    """Return the same rows as a core sends them, of a rectangle with room for one entry more."""
+    columns = make_block(token_ids).to_arrays()
+    ids, values, ranks = (
+        np.pad(column.reshape(-1, 1 + NUM_TOP), ((0, 0), (0, 1)), constant_values=99)
+        for column in (columns.token_ids, columns.values, columns.ranks)
+    )
+    return FlatLogprobs.from_rectangle(ids, values, ranks, np.full(len(ids), 1 + NUM_TOP, np.int32))
+
+
 def params(kind: RequestOutputKind, **fields: object) -> SamplingParams:
     """Return params that ask for logprobs and bring a seed, unless `fields` say otherwise."""
     return SamplingParams(output_kind=kind, **{"logprobs": NUM_TOP, "seed": 0, **fields})
@@ -60,6 +70,7 @@ class Move:
     stop_reason: int | None = None
     error: str | None = None
     num_cached_tokens: int = 0
+    is_scored: bool = True
 
 
 class Bench:
@@ -88,7 +99,8 @@ class Bench:
         rows: list[int] = list(prompt_rows)
         outputs = []
         for move in moves:
-            span = RowRange(len(rows), len(rows) + len(move.token_ids)) if scored and move.token_ids else None
+            has_rows = scored and move.is_scored and len(move.token_ids) > 0
+            span = RowRange(len(rows), len(rows) + len(move.token_ids)) if has_rows else None
             rows += move.token_ids if span else ()
             outputs.append(
                 EngineCoreOutput(
@@ -105,7 +117,8 @@ class Bench:
         if prompt_rows:
             request_id = self.last.core_request.request_id
             scores = [PromptScores(request_id=request_id, rows=RowRange(0, len(prompt_rows)))]
-        block = make_block(rows) if rows else None
+        make = make_even_block if self._uses_table else make_block
+        block = make(rows) if rows else None
         outputs, continued = self._split(outputs)
         return self.outputs.process_outputs(
             EngineCoreOutputs(outputs=outputs, prompt_scores=scores, continued=continued, logprobs=block)

@@ -319,6 +319,52 @@ def test_statistics_count_the_tokens_of_sequences_that_just_go_on(
     assert counts == ([3] if kind is FINAL_ONLY else [1, 2, 3]), "an earlier output's figures must not move on"
 
 
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 20, 600])
+def test_quiet_sequences_lose_nothing_whatever_ends_their_going_on(
+    tiny_config: VllmConfig, tiny_tokenizer: Tokenizer, num_steps: int
+) -> None:
+    """Scored or not, alone or children, for hundreds of steps; then one ends, one is aborted, and the others go on."""
+    bench = Bench(tiny_config, tiny_tokenizer, uses_table=True, log_stats=True)
+    sink = RequestOutputCollector(FINAL_ONLY)
+    scored = [*bench.add(params(FINAL_ONLY, n=2)), *bench.add(params(FINAL_ONLY), request_id="aborted", sink=sink)]
+    plain = bench.add(params(FINAL_ONLY, logprobs=None), request_id="plain")
+    draw = random.Random(num_steps)
+    took: dict[str, list[int]] = {child: [] for child in scored + plain}
+
+    def go_on(*, ending: str = "") -> list[RequestOutput]:
+        moves = []
+        for child, tokens in took.items():
+            tokens.append(draw.randrange(100, 500))
+            moves.append(Move(child, tokens[-1:], LENGTH if child == ending else None, is_scored=child not in plain))
+        return bench.step(*moves).request_outputs
+
+    for _ in range(num_steps):
+        assert go_on() == []
+    assert go_on(ending=scored[0]) == [], "its sibling goes on"
+    done = {scored[0]: took.pop(scored[0])}
+    assert go_on() == [] and go_on() == []
+    bench.outputs.abort_requests(["aborted"])
+    done[scored[2]] = took.pop(scored[2])
+    for _ in range(3):
+        assert go_on() == []
+    (family,) = go_on(ending=scored[1])
+    done[scored[1]] = took.pop(scored[1])
+    (alone,) = go_on(ending=plain[0])
+    aborted = sink.get_nowait()
+    assert aborted is not None
+    for child, completion in zip(scored, [*family.outputs, *aborted.outputs], strict=True):
+        tokens = done[child]
+        assert list(completion.token_ids) == tokens
+        assert [list(row) for row in completion.logprobs] == [list(dict.fromkeys((t, 5, 6))) for t in tokens]
+        total = 0.0
+        for token_id in tokens:
+            total += value_of(token_id)
+        assert completion.cumulative_logprob == total, "added one after the other"
+    assert list(alone.outputs[0].token_ids) == took[plain[0]] and alone.outputs[0].logprobs is None
+    assert family.metrics is not None
+    assert family.metrics.num_generation_tokens == len(done[scored[0]]) + len(done[scored[1]])
+
+
 def test_a_delta_knows_the_tokens_before_it(bench: Bench) -> None:
     """A character that began in an earlier delta is completed, in the text and in the row's own text."""
     first, second = 3 + 0xC3, 3 + 0xA9  # the two bytes of é

@@ -9,7 +9,7 @@ from vllm.outputs import RequestOutput
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.exceptions import EngineGenerateError
 from vllm.v1.engine.input_processor import ProcessedRequest
-from vllm.v1.engine.parallel_sampling import ChildState, OutputSink, ParentRequest, StepScores
+from vllm.v1.engine.parallel_sampling import ChildState, OutputSink, ParentRequest, QuietBatch, StepScores
 from vllm.v1.messages import ContinuedSequences, EngineCoreOutput, EngineCoreOutputs, FinishReason
 
 logger = init_logger(__name__)
@@ -31,6 +31,7 @@ class OutputProcessor:
         self._log_stats = log_stats
         self._children: dict[str, ChildState] = {}
         self._parents: dict[str, ParentRequest] = {}  # internal id →
+        self._quiet: QuietBatch | None = None  # those of the last step, if there were no others in it
         self._by_caller: dict[str, list[ParentRequest]] = {}  # the caller's id →; an id may be live more than once
 
     def add_request(self, processed: ProcessedRequest, collector: OutputSink | None = None) -> None:
@@ -67,6 +68,8 @@ class OutputProcessor:
                 parent.add_prompt_scores(prompt_scores, scores)
         ids_to_abort: list[str] = []
         advanced: dict[str, list[ChildState]] = {}  # in the order in which requests came up
+        if core_outputs.outputs:
+            self._settle_quiet()
         for output in core_outputs.outputs:
             if output.finish_reason is FinishReason.ERROR:
                 self._fail(output, advanced, ids_to_abort)
@@ -98,10 +101,18 @@ class OutputProcessor:
         told: ProcessedOutputs,
     ) -> None:
         """Take the tokens of the sequences that just go on; this is what a token costs in most steps."""
+        if self._quiet is not None:
+            if self._quiet.take(continued, scores):
+                for child in self._quiet.children if self._log_stats else ():
+                    child.parent.count_tokens(1, timestamp)
+                return
+            self._settle_quiet()
+        request_ids, rows = continued.request_ids, continued.rows
+        pieces, values = scores.packed.cut(rows) if rows else ([], [])
         get_child, log_stats = self._children.get, self._log_stats
-        pieces, values = scores.packed.cut(continued.rows) if continued.rows else ([], [])
+        quiet: list[ChildState] = []
         for request_id, token_id, row, piece, value in zip_longest(
-            continued.request_ids, continued.token_ids, continued.rows, pieces, values
+            request_ids, continued.token_ids, rows, pieces, values
         ):
             child = get_child(request_id)
             if child is None:
@@ -110,6 +121,7 @@ class OutputProcessor:
                 child.parent.count_tokens(1, timestamp)
             taken = child.pieces
             if child.is_quiet and (row is None or taken is not None):
+                quiet.append(child)
                 child.token_ids.append(token_id)
                 if taken is not None and row is not None:
                     taken.append(piece)
@@ -128,6 +140,14 @@ class OutputProcessor:
                 child.parent.num_unfinished -= 1
             if child.parent.has_to_tell(child):
                 advanced.setdefault(child.parent.internal_id, []).append(child)
+        if len(quiet) == len(request_ids):
+            self._quiet = QuietBatch(request_ids, quiet, rows)
+
+    def _settle_quiet(self) -> None:
+        """Bring the sequences that go on unseen up to date: before anything else is done with any of them."""
+        if self._quiet is not None:
+            self._quiet.settle()
+            self._quiet = None
 
     def abort_requests(self, ids: Iterable[str]) -> list[str]:
         """Forget the requests with these ids, the caller's or internal ones; return the ids to abort in the core.
@@ -135,6 +155,7 @@ class OutputProcessor:
         A request with a collector gets a last output there: its unfinished children end with reason "abort".
         Unknown ids are passed over.
         """
+        self._settle_quiet()
         core_ids: list[str] = []
         for request_id in ids:
             parents = list(self._by_caller.get(request_id, ()))

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from vllm.logprobs import FlatLogprobs, PromptLogprobs
 from vllm.logprobs_buffer import LogprobsBuffer
-from vllm.logprobs_packed import PackedRows, PackedStep
+from vllm.logprobs_packed import PackedBlock, PackedRows, PackedStep, regroup
 from vllm.logprobs_rows import TokenTexts
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
@@ -18,8 +18,10 @@ from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.detokenizer import Detokenizer, make_detokenizer
 from vllm.v1.engine.input_processor import ProcessedRequest
 from vllm.v1.engine.logprobs import SequenceTexts, make_token_texts
-from vllm.v1.messages import EngineCoreOutput, FinishReason, PromptScores
+from vllm.v1.messages import ContinuedSequences, EngineCoreOutput, FinishReason, PromptScores
 from vllm.v1.metrics.stats import RequestStateStats
+
+_MOST_KEPT_STEPS = 256  # of a quiet batch: what they come to is done in one step
 
 
 class OutputSink(Protocol):
@@ -188,6 +190,51 @@ class ChildState:
             finish_reason=None if finish_reason is None else str(finish_reason),
             stop_reason=self.stop_reason,
         )
+
+
+class QuietBatch:
+    """Quiet sequences that go on together step after step.
+
+    Nobody looks at them before one ends or is aborted. Until then their steps are only kept; `settle` then gives each
+    sequence what is its own of all of them at one go.
+    """
+
+    __slots__ = ("_blocks", "_request_ids", "_rows", "_token_ids", "children")
+
+    def __init__(self, request_ids: list[str], children: list[ChildState], rows: list[int]) -> None:
+        self.children = children
+        self._request_ids = request_ids
+        self._rows = rows  # of the first ones
+        self._token_ids: list[list[int]] = []
+        self._blocks: list[PackedBlock] = []
+
+    def take(self, continued: ContinuedSequences, scores: StepScores) -> bool:
+        """Keep a step of just these sequences; return False, having done nothing, if it is another's."""
+        if self._rows != continued.rows or self._request_ids != continued.request_ids:
+            return False
+        if self._rows:
+            assert scores.block is not None, "a step's rows came without their block"
+            block = scores.block._pack()
+            if block.width == 0 or (self._blocks and block.width != self._blocks[0].width):
+                return False
+            self._blocks.append(block)
+        self._token_ids.append(continued.token_ids)
+        if len(self._token_ids) == _MOST_KEPT_STEPS:
+            self.settle()
+        return True
+
+    def settle(self) -> None:
+        """Give each sequence its tokens and rows."""
+        for child, token_ids in zip(self.children, zip(*self._token_ids, strict=True), strict=False):
+            child.token_ids += token_ids
+        if self._blocks:
+            scored = self.children[: len(self._rows)]
+            runs, sums = regroup(self._blocks, self._rows, [child.cumulative_logprob or 0.0 for child in scored])
+            for child, run, total in zip(scored, runs, sums, strict=True):
+                assert child.pieces is not None, f"{child.child_id}: nobody asked for logprobs"
+                child.pieces.append(run)
+                child.cumulative_logprob = total
+        self._token_ids, self._blocks = [], []
 
 
 class ParentRequest:

@@ -25,6 +25,7 @@ from vllm.v1.core.sched.door import check_can_run, count_positions, count_unowed
 from vllm.v1.core.sched.output_rows import make_output, take_prompt_scores, take_sample_rows
 from vllm.v1.core.sched.prefixes_in_flight import PrefixesInFlight
 from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.core.sched.steady_batch import SteadyBatch
 from vllm.v1.core.sched.step_plan import StepPlan
 from vllm.v1.core.sched.stop_check import find_ending
 from vllm.v1.messages import (
@@ -36,6 +37,7 @@ from vllm.v1.messages import (
     FinishReason,
     ModelRunnerOutput,
     PromptScores,
+    RowRange,
     SchedulerOutput,
     SchedulerStats,
 )
@@ -66,6 +68,7 @@ class Scheduler:
         self.children: dict[str, dict[str, None]] = {}  # a forked family's live children, for abort and errors
         self.waiting = RequestQueue()
         self.running: list[Request] = []  # in order of precedence
+        self._steady: SteadyBatch | None = None  # a step's batch that next steps may find unchanged
         self._without_work: dict[str, Request] = {}  # no position to compute: answered by the next update
 
     # ------------------------------------------------------------ coming and going
@@ -125,6 +128,7 @@ class Scheduler:
 
     def _leave_batch(self, request: Request) -> None:
         self._left_ids.append(request.request_id)
+        self._steady = None
         del self.running[bisect_left(self.running, request.precedence, key=_get_precedence)]
 
     def has_unfinished_requests(self) -> bool:
@@ -314,47 +318,60 @@ class Scheduler:
 
         Those of them that end go to `outputs`. Returned with the rest: all others, for the loop that knows every case.
         """
-        requests, tokens_of, rows_of = self.requests, made.token_ids, made.sample_rows
-        others: list[str] = []
-        scored_ids: list[str] = []
-        scored_tokens: list[int] = []
-        scored_rows: list[int] = []
-        plain_ids: list[str] = []
-        plain_tokens: list[int] = []
-        for request_id, num_tokens in plan.num_scheduled_tokens.items():
-            request = requests.get(request_id)
-            if request is None or request.has_news or request.num_scheduled_tokens is None:
-                others.append(request_id)
-                continue
-            rows = None
-            if request.wants_rows and (rows := rows_of.get(request_id)) is None:
-                others.append(request_id)
-                continue
-            request.num_scheduled_tokens = None
-            request.num_computed_tokens = num_computed = request.num_computed_tokens + num_tokens
-            token_id = tokens_of[request_id][0]
-            request.output_token_ids.append(token_id)
-            if token_id in request.end_token_ids or num_computed >= request.max_positions:
-                ending = find_ending(request, self.max_model_len)
-                if ending is not None:
-                    self._finish(request, *ending)
-                    outputs.append(make_output(request, [token_id], rows))
-                    self.counters.num_scored_sample_rows += rows is not None
-                    continue
-            if rows is None:
-                plain_ids.append(request_id)
-                plain_tokens.append(token_id)
-            else:
-                scored_ids.append(request_id)
-                scored_tokens.append(token_id)
-                scored_rows.append(rows[0])
-        if not scored_ids and not plain_ids:
+        batch, others = self._find_steady(plan, made)
+        if not batch.requests:
             return None, others
-        self.counters.num_scored_sample_rows += len(scored_ids)
-        continued = ContinuedSequences(
-            request_ids=scored_ids + plain_ids, token_ids=scored_tokens + plain_tokens, rows=scored_rows
-        )
-        return continued, others
+        tokens_of, rows_of = made.token_ids, made.sample_rows
+        token_ids = [tokens_of[request_id][0] for request_id in batch.request_ids]
+        rows = [rows_of[request_id][0] for request_id in batch.request_ids[: batch.num_scored]]
+        may_end = batch.take(token_ids)
+        self.counters.num_scored_sample_rows += batch.num_scored
+        continued = ContinuedSequences(request_ids=batch.request_ids, token_ids=token_ids, rows=rows)
+        if may_end:
+            continued = self._end_some(batch.requests, continued, may_end, outputs)
+        return continued if continued.request_ids else None, others
+
+    def _find_steady(self, plan: SchedulerOutput, made: ModelRunnerOutput) -> tuple[SteadyBatch, list[str]]:
+        """Return the sequences that got one token and have nothing else to tell, and all others of the step."""
+        planned_ids = list(plan.num_scheduled_tokens)
+        if (
+            self._steady is not None
+            and self._steady.planned_ids == planned_ids
+            and plan.total_num_scheduled_tokens == len(planned_ids)
+        ):
+            return self._steady, []
+        scored: list[Request] = []
+        plain: list[Request] = []
+        others: list[str] = []
+        for request_id in planned_ids:
+            request = self.requests.get(request_id)
+            if request is None or request.has_news or request.num_scheduled_tokens != 1:
+                others.append(request_id)
+            elif not request.wants_rows:
+                plain.append(request)
+            elif request_id in made.sample_rows:
+                scored.append(request)
+            else:
+                others.append(request_id)
+        batch = SteadyBatch(planned_ids, scored, plain)
+        self._steady = None if others else batch
+        return batch, others
+
+    def _end_some(
+        self, requests: list[Request], continued: ContinuedSequences, places: list[int], outputs: list[EngineCoreOutput]
+    ) -> ContinuedSequences:
+        """End those at `places` that their newest token ends, with an output each; return the others."""
+        ended: set[int] = set()
+        for place in places:
+            request = requests[place]
+            ending = find_ending(request, self.max_model_len)
+            if ending is None:
+                continue
+            self._finish(request, *ending)
+            rows = RowRange(continued.rows[place], continued.rows[place] + 1) if place < len(continued.rows) else None
+            outputs.append(make_output(request, [continued.token_ids[place]], rows))
+            ended.add(place)
+        return continued.without(ended) if ended else continued
 
     def _take_prompt_scores(self, request: Request, plan: SchedulerOutput, made: ModelRunnerOutput) -> PromptScores:
         first, end = plan.prompt_ranges[request.request_id]
