@@ -103,8 +103,8 @@ class OutputProcessor:
         """Take the tokens of the sequences that just go on; this is what a token costs in most steps."""
         if self._quiet is not None:
             if self._quiet.take(continued, scores):
-                for child in self._quiet.children if self._log_stats else ():
-                    child.parent.count_tokens(1, timestamp)
+                if self._log_stats:
+                    self._quiet.count_tokens(timestamp)
                 return
             self._settle_quiet()
         request_ids, rows = continued.request_ids, continued.rows

@@ -199,10 +199,10 @@ class QuietBatch:
     sequence what is its own of all of them at one go.
     """
 
-    __slots__ = ("_blocks", "_request_ids", "_rows", "_token_ids", "children")
+    __slots__ = ("_blocks", "_children", "_request_ids", "_rows", "_token_ids")
 
     def __init__(self, request_ids: list[str], children: list[ChildState], rows: list[int]) -> None:
-        self.children = children
+        self._children = children
         self._request_ids = request_ids
         self._rows = rows  # of the first ones
         self._token_ids: list[list[int]] = []
@@ -223,12 +223,17 @@ class QuietBatch:
             self.settle()
         return True
 
+    def count_tokens(self, timestamp: float) -> None:
+        """Count a step's tokens in the requests' statistics."""
+        for child in self._children:
+            child.parent.count_tokens(1, timestamp)
+
     def settle(self) -> None:
         """Give each sequence its tokens and rows."""
-        for child, token_ids in zip(self.children, zip(*self._token_ids, strict=True), strict=False):
+        for child, token_ids in zip(self._children, zip(*self._token_ids, strict=True), strict=False):
             child.token_ids += token_ids
         if self._blocks:
-            scored = self.children[: len(self._rows)]
+            scored = self._children[: len(self._rows)]
             runs, sums = regroup(self._blocks, self._rows, [child.cumulative_logprob or 0.0 for child in scored])
             for child, run, total in zip(scored, runs, sums, strict=True):
                 assert child.pieces is not None, f"{child.child_id}: nobody asked for logprobs"
