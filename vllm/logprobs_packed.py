@@ -119,7 +119,7 @@ def regroup(
 ) -> tuple[list[PackedRun], list[float]]:
     """Return what sequences got in steps in which each had the same row, and `sums` with their chosen values added.
 
-    All blocks are even and of one width. Values are added one after the other.
+    All blocks are even, of one width and of as many rows. Values are added one after the other.
     """
     width, places = blocks[0].width, np.array(rows)
     by_step = [block.entries.reshape(-1, 3 * width) for block in blocks]

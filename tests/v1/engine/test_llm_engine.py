@@ -2,12 +2,13 @@
 
 import logging
 import pathlib
+import random
 
 import pytest
 
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMUnsupportedError, VLLMValidationError
-from vllm.outputs import RequestOutput
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -55,6 +56,57 @@ def test_one_id_may_be_live_twice(engine: LLMEngine) -> None:
     outputs = finish(engine)
     assert [out.request_id for out in outputs] == ["same", "same"]
     assert {out.prompt_token_ids[0] for out in outputs} == {5, 9}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_is_read_at_the_end_is_what_was_streamed(tiny_folder: pathlib.Path, seed: int) -> None:
+    """Requests come and go beside each other, prompts that are scored in chunks among them; some are aborted."""
+    draw = random.Random(seed)
+    script = []
+    for number in range(16):
+        prompt = [draw.randrange(10, 400) for _ in range(draw.choice((3, 5, 80)))]
+        fields = {
+            "max_tokens": draw.randrange(10, 40),
+            "n": draw.choice((1, 1, 2)),
+            "logprobs": draw.choice((2, 2, 2, None)),
+            "prompt_logprobs": 2 if len(prompt) > 5 else None,
+            "temperature": draw.choice((0.0, 1.0)),
+            "seed": number,
+        }
+        script.append((draw.choice((0, 2, 5, 9)), str(number), prompt, fields, draw.random() < 0.1))
+
+    def run(kind: RequestOutputKind) -> dict[tuple[str, int], list[CompletionOutput]]:
+        engine = LLMEngine.from_engine_args(
+            EngineArgs(str(tiny_folder), max_num_batched_tokens=16, max_num_seqs=8, max_model_len=128)
+        )
+        told: dict[tuple[str, int], list[CompletionOutput]] = {}
+
+        def note(outputs: list[RequestOutput]) -> None:
+            for output in outputs:
+                for completion in output.outputs:
+                    told.setdefault((output.request_id, completion.index), []).append(completion)
+
+        for num_steps, request_id, prompt, fields, is_aborted in script:
+            for _ in range(num_steps):
+                note(engine.step())
+            engine.add_request(request_id, prompt, long(output_kind=kind, **fields))
+            if is_aborted:
+                note(engine.step())
+                engine.abort_request(request_id)
+        note(finish(engine))
+        assert count_used_blocks(engine) == 0
+        engine.shutdown()
+        return {key: completions for key, completions in told.items() if completions[-1].finish_reason is not None}
+
+    at_the_end, streamed = run(RequestOutputKind.FINAL_ONLY), run(RequestOutputKind.DELTA)
+    assert len(at_the_end) > 12
+    for key, (whole,) in at_the_end.items():
+        deltas = streamed[key]
+        assert list(whole.token_ids) == [token_id for delta in deltas for token_id in delta.token_ids]
+        assert whole.text == "".join(delta.text for delta in deltas)
+        assert whole.cumulative_logprob == deltas[-1].cumulative_logprob
+        rows = None if whole.logprobs is None else list(whole.logprobs)
+        assert rows == (None if rows is None else [row for delta in deltas for row in delta.logprobs])
 
 
 def test_a_stop_string_frees_the_sequence_in_the_core(engine: LLMEngine) -> None:

@@ -215,7 +215,8 @@ class QuietBatch:
         if self._rows:
             assert scores.block is not None, "a step's rows came without their block"
             block = scores.block._pack()
-            if block.width == 0 or (self._blocks and block.width != self._blocks[0].width):
+            has_others_rows = len(block.num_entries) != len(self._rows)  # a prompt's; kept, they would be held for long
+            if has_others_rows or block.width == 0 or (self._blocks and block.width != self._blocks[0].width):
                 return False
             self._blocks.append(block)
         self._token_ids.append(continued.token_ids)
