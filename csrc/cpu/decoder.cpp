@@ -62,7 +62,7 @@ Buffers take_buffers(const Decoder& d, int64_t num_tokens, Arena* arena) {
   b.query = arena->take(num_tokens, query);
   b.cos = arena->take(num_tokens, d.head_dim);
   b.sin = arena->take(num_tokens, d.head_dim);
-  b.gate_up = arena->take(std::min(part, kGatedAtOnce), gate_up);
+  b.gate_up = arena->take(std::min(part, kManyRows), gate_up);
   b.activated = arena->take(part, activated);
   return b;
 }
@@ -144,8 +144,7 @@ class DecoderRun {
   // x times m; `next` is the product after it.
   int32_t multiply(const float* x, int64_t num_rows, const Matrix& m, const Matrix* next, float* output) const {
     if (next != nullptr) announce_product(*next, num_rows, num_threads_);
-    return vllm_linear(x, m.size, num_rows, m.size, m.weight, m.stride, m.num_columns, static_cast<int32_t>(m.kind),
-                       m.scale, m.bias, num_threads_, output, m.num_columns);
+    return cpu::multiply(x, m.size, num_rows, m, num_threads_, output, m.num_columns);
   }
 
   int32_t run_attention(const DecoderLayer& layer, void* kv_cache) const {
@@ -165,7 +164,7 @@ class DecoderRun {
     return status == kOk ? multiply(b_.rows, step_.num_tokens, layer.attention_out, &layer.gate_up, b_.added) : status;
   }
 
-  // Parts of equal size: how a row is summed up depends on whether it is among few or many.
+  // Parts of equal size: a small last one would be slow.
   int32_t run_mlp(const DecoderLayer& layer, const DecoderLayer* next_layer) const {
     const int64_t hidden = d_.embedding.size, num_tokens = step_.num_tokens;
     const int64_t num_parts = count_mlp_parts(num_tokens);

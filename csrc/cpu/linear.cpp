@@ -227,13 +227,23 @@ Product describe_product(const float* x, int64_t x_stride, int64_t num_rows, con
 
 }  // namespace
 
+int32_t multiply(const float* x, int64_t x_stride, int64_t num_rows, const Matrix& m, int32_t num_threads,
+                 float* output, int64_t output_stride) {
+  if (num_rows == 0 || m.num_columns == 0) return kOk;
+  const Product p = describe_product(x, x_stride, num_rows, m, output, output_stride);
+  const int threads = choose_product_threads(num_rows, m.num_columns, m.size, num_threads);
+  return run_guarded([&] {
+    if (num_rows >= kManyRows) return multiply_many_rows(p, threads);
+    if (num_rows <= count_most_few_rows(p.weight_bytes)) return multiply_few_rows(p, threads);
+    multiply_panels(p, threads);
+  });
+}
+
 int32_t multiply_and_gate(const float* x, int64_t num_rows, const Matrix& m, int32_t num_threads, float* gate_up,
                           float* output) {
   const int64_t num_gates = m.num_columns / 2;
   if (num_rows < kManyRows) {
-    const int32_t status =
-        vllm_linear(x, m.size, num_rows, m.size, m.weight, m.stride, m.num_columns, static_cast<int32_t>(m.kind),
-                    m.scale, m.bias, num_threads, gate_up, m.num_columns);
+    const int32_t status = multiply(x, m.size, num_rows, m, num_threads, gate_up, m.num_columns);
     if (status != kOk) return status;
     return vllm_silu_and_multiply(gate_up, m.num_columns, num_rows, num_gates, num_threads, output);
   }
@@ -259,13 +269,6 @@ int32_t vllm_linear(const float* x, int64_t x_stride, int64_t num_rows, int64_t 
                     int64_t weight_stride, int64_t num_columns, int32_t weight_kind, const float* scale,
                     const float* bias, int32_t num_threads, float* output, int64_t output_stride) {
   using namespace vllm::cpu;
-  if (num_rows == 0 || num_columns == 0) return kOk;
   const Matrix matrix{weight, weight_stride, num_columns, size, scale, bias, weight_kind};
-  const Product p = describe_product(x, x_stride, num_rows, matrix, output, output_stride);
-  const int threads = choose_product_threads(num_rows, num_columns, size, num_threads);
-  return run_guarded([&] {
-    if (num_rows >= kManyRows) return multiply_many_rows(p, threads);
-    if (num_rows <= count_most_few_rows(p.weight_bytes)) return multiply_few_rows(p, threads);
-    multiply_panels(p, threads);
-  });
+  return multiply(x, x_stride, num_rows, matrix, num_threads, output, output_stride);
 }

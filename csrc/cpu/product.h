@@ -147,9 +147,7 @@ class Panels {
   int64_t num_rows_, lanes_, num_vectors_, count_;
 };
 
-// Many rows (linear_many.cpp): from so many on, turning a number of weights costs less than a twentieth of using it.
-inline constexpr int64_t kManyRows = kGatedAtOnce;
-
+// The product of at least kManyRows rows of x (linear_many.cpp).
 void multiply_many_rows(const Product& product, int num_threads);
 
 }  // namespace vllm::cpu
