@@ -95,6 +95,17 @@ def test_steps_regrouped_are_each_sequences_rows(rows: list[int], num_steps: int
         assert read.token_ids.tolist() == gathered[1][1:-1].to_arrays().token_ids.tolist()
 
 
+def test_values_of_regrouped_steps_are_added_one_after_the_other() -> None:
+    values = -np.random.default_rng(0).random((300, 2, 1)).astype(np.float32)
+    one = np.ones((2, 1), np.int32)
+    blocks = [PackedBlock.of_rectangle(one, step, one, one[:, 0]) for step in values]
+    totals = [-0.25, -1e3]
+    _, sums = regroup(blocks, [0, 1], totals)
+    for step in values:
+        totals = [total + float(value) for total, value in zip(totals, step[:, 0], strict=True)]
+    assert sums == totals
+
+
 def test_rows_of_any_order_can_be_packed() -> None:
     ids = np.array([2, 5, 9, 1, 2], np.int32)
     in_id_order = FlatLogprobs.from_arrays(

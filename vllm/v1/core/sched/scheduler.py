@@ -334,11 +334,8 @@ class Scheduler:
     def _find_steady(self, plan: SchedulerOutput, made: ModelRunnerOutput) -> tuple[SteadyBatch, list[str]]:
         """Return the sequences that got one token and have nothing else to tell, and all others of the step."""
         planned_ids = list(plan.num_scheduled_tokens)
-        if (
-            self._steady is not None
-            and self._steady.planned_ids == planned_ids
-            and plan.total_num_scheduled_tokens == len(planned_ids)
-        ):
+        if self._steady is not None and self._steady.planned_ids == planned_ids:
+            assert plan.total_num_scheduled_tokens == len(planned_ids), "who just goes on runs one position a step"
             return self._steady, []
         scored: list[Request] = []
         plain: list[Request] = []
