@@ -91,7 +91,7 @@ def make_linear_case(size: int, num_columns: int, num_rows: int) -> Case:
     rivals: dict[str, Callable[[int], object]] = {}
     num_bytes: dict[str, int] = {}
     for name, kind in (_KINDS | {_INT8_BLOCKS: torch.int8}).items():
-        pool = [weight.to(kind) for weight in wide]
+        pool = [ops.store_int8(weight) if kind == torch.int8 else weight.to(kind) for weight in wide]
         factors = scales.get(name)
 
         def multiply(turn: int, pool: list[torch.Tensor] = pool, factors: torch.Tensor | None = factors) -> None:

@@ -12,7 +12,19 @@ import torch
 
 from vllm._ops_filter import filter_rows, filter_rows_reference
 from vllm._ops_library import KV_KINDS, check_status, get_simd_variant, is_compiled, load_library, set_simd_variant
-from vllm._ops_linear import FACTOR_BLOCK, get_scale_shape, has_factor_blocks, linear, linear_reference, widen_rows
+from vllm._ops_linear import (
+    FACTOR_BLOCK,
+    ROW_GROUP,
+    get_scale_shape,
+    get_stored_shape,
+    has_factor_blocks,
+    linear,
+    linear_reference,
+    store_int8,
+    take_int8_rows,
+    widen_rows,
+    write_int8_rows,
+)
 from vllm._ops_model_reference import (
     paged_attention_reference,
     rms_norm_reference,
@@ -33,6 +45,7 @@ from vllm._ops_reference import (
 
 __all__ = [
     "FACTOR_BLOCK",
+    "ROW_GROUP",
     "ScoredEntries",
     "argmax_rows",
     "argmax_rows_reference",
@@ -42,6 +55,7 @@ __all__ = [
     "filter_rows_reference",
     "get_scale_shape",
     "get_simd_variant",
+    "get_stored_shape",
     "has_factor_blocks",
     "is_compiled",
     "linear",
@@ -65,7 +79,10 @@ __all__ = [
     "set_simd_variant",
     "silu_and_multiply",
     "silu_and_multiply_reference",
+    "store_int8",
+    "take_int8_rows",
     "widen_rows",
+    "write_int8_rows",
     "write_kv",
     "write_kv_reference",
 ]

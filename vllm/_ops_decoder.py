@@ -11,7 +11,7 @@ import torch
 
 from vllm import host_memory
 from vllm._ops_library import KV_KINDS, check_status, load_library
-from vllm._ops_linear import WEIGHT_KINDS, get_weight_kind
+from vllm._ops_linear import can_read, get_shape, get_weight_kind
 
 _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -78,7 +78,7 @@ class _Step(ctypes.Structure):
 class DecoderMatrix(NamedTuple):
     """Weights as `vllm._custom_ops.linear` takes them."""
 
-    weight: torch.Tensor  # [num_columns, size] float32, bfloat16 or int8; rows contiguous
+    weight: torch.Tensor
     scale: torch.Tensor | None = None  # [num_columns] float32, or [size / 32, num_columns]
     bias: torch.Tensor | None = None  # [num_columns] float32
 
@@ -127,8 +127,7 @@ def can_run_decoder(layers: Sequence[DecoderLayer], embedding: DecoderMatrix, fi
     floats = [final_norm, *(norm for layer in layers for norm in layer[4:8] if isinstance(norm, torch.Tensor))]
     floats += [row for matrix in matrices for row in matrix[1:] if row is not None]
     return (
-        all(m.weight.is_cpu and m.weight.dtype in WEIGHT_KINDS and m.weight.stride(1) == 1 for m in matrices)
-        and all((m.weight.dtype == torch.int8) == (m.scale is not None) for m in matrices)
+        all(m.weight.is_cpu and can_read(m.weight, m.scale) for m in matrices)
         and all(x.is_cpu and x.dtype == torch.float32 and x.is_contiguous() for x in floats)
         and load_library() is not None
     )
@@ -213,11 +212,10 @@ def _point_at(tensor: torch.Tensor | None) -> int | None:
 
 
 def _point_at_matrix(matrix: DecoderMatrix) -> _Matrix:
-    weight = matrix.weight
-    kind = get_weight_kind(weight, matrix.scale)
-    return _Matrix(
-        weight.data_ptr(), weight.stride(0), *weight.shape, _point_at(matrix.scale), _point_at(matrix.bias), kind
-    )
+    weight, scale, bias = matrix
+    num_columns, size = get_shape(weight, scale)
+    stride, kind = weight.stride(0) if scale is None else size, get_weight_kind(weight, scale)
+    return _Matrix(weight.data_ptr(), stride, num_columns, size, _point_at(scale), _point_at(bias), kind)
 
 
 def _point_at_layer(layer: DecoderLayer) -> _Layer:

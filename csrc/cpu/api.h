@@ -18,16 +18,18 @@ enum Status : int32_t {
   kUnknownVariant = 4,   // not compiled in, or not run by this CPU
 };
 
-// kInt8Blocks: int8, each kFactorBlock numbers of a row with a factor of their own.
+// Of int8 rows kRowGroup lie side by side: a number of each, then the next one of each; a last group that is not full
+// takes the room of a full one. kInt8Blocks: each kFactorBlock numbers of a row have a factor of their own.
 enum WeightKind : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kInt8Blocks = 3 };
 inline constexpr int64_t kFactorBlock = 32;
+inline constexpr int64_t kRowGroup = 32;
 
 // A matrix of weights, and what its product is multiplied by and added to; see vllm_linear.
 struct Matrix {
-  const void* weight;  // [num_columns, size] of `kind`
-  int64_t stride, num_columns, size;
-  const float* scale;  // [num_columns] or null; kInt8Blocks: [size / kFactorBlock, num_columns]
-  const float* bias;   // [num_columns] or null
+  const void* weight;                 // [num_columns, size] of `kind`; int8: [groups, size, kRowGroup]
+  int64_t stride, num_columns, size;  // stride: from row to row; int8: size
+  const float* scale;                 // [num_columns] or null; kInt8Blocks: [size / kFactorBlock, num_columns]
+  const float* bias;                  // [num_columns] or null
   int64_t kind;
 };
 
@@ -70,7 +72,7 @@ struct DecoderStep {
 }  // namespace vllm::cpu
 
 // Raised whenever a signature below changes; the Python door refuses a library of another number.
-inline constexpr int32_t kVllmAbiVersion = 7;
+inline constexpr int32_t kVllmAbiVersion = 8;
 
 VLLM_API int32_t vllm_abi_version();
 
@@ -179,7 +181,7 @@ VLLM_API int32_t vllm_silu_and_multiply(const float* gate_up, int64_t row_stride
 // alone.
 VLLM_API int32_t vllm_linear(const float* x,  // [num_rows, size]
                              int64_t x_stride, int64_t num_rows, int64_t size,
-                             const void* weight,  // [num_columns, size] of weight_kind
+                             const void* weight,  // as in Matrix
                              int64_t weight_stride, int64_t num_columns, int32_t weight_kind,
                              const float* scale,  // [num_columns] or null; kInt8Blocks: as in Matrix
                              const float* bias,   // [num_columns] or null

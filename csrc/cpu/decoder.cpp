@@ -82,11 +82,12 @@ void widen_row(const Matrix& m, int64_t row, float* output) {
       break;
     }
     default: {
-      const auto* narrow = static_cast<const int8_t*>(m.weight) + first;
+      const int64_t lane = row % kRowGroup;
+      const auto* narrow = static_cast<const int8_t*>(m.weight) + (row - lane) * m.size + lane;
       const bool has_blocks = m.kind == kInt8Blocks;
       for (int64_t i = 0; i < m.size; ++i) {
         const int64_t factor = has_blocks ? i / kFactorBlock * m.num_columns + row : row;
-        output[i] = static_cast<float>(narrow[i]) * m.scale[factor];
+        output[i] = static_cast<float>(narrow[i * kRowGroup]) * m.scale[factor];
       }
     }
   }

@@ -74,6 +74,7 @@ struct ProductTile {
   const float* x;  // few rows: [num_rows, size]; panels: [size, num_rows]
   int64_t x_stride, num_rows;
   const void* weight;  // few rows: float, bfloat16 or int8 as the kernel's name says; panels: float
+  int64_t first_lane;  // int8: the first column's place in its group, whose start `weight` points at; few rows: 0
   int64_t weight_stride, num_columns;
   int64_t ahead;             // panels: numbers from a weight to the one to fetch meanwhile, of a later call; 0: none
   int64_t size, block_size;  // few rows: sums run over a block, then over blocks; panels: over all

@@ -21,7 +21,7 @@ constexpr int64_t kBlockUnit = 64;
 constexpr int64_t kManyPanels = 4;
 // Columns of a chunk: for many panels, so that reading a panel is a small part of using it; for fewer, so that two
 // chunks of weights (used and fetched) and the panels share a second-level cache of 512 KiB.
-constexpr int64_t kManyColumns = 96, kMaxColumns = 48, kMinColumns = 24;
+constexpr int64_t kManyColumns = 96, kColumnUnit = 24, kMaxUnits = 2;
 constexpr int64_t kChunkBytes = 128 << 10;
 // Bytes of a thread's first chunk that are fetched before anything else is done.
 constexpr int64_t kFirstBytes = 32 << 10, kFirstFewBytes = 8 << 10;
@@ -44,8 +44,9 @@ int choose_product_threads(int64_t num_rows, int64_t num_columns, int64_t size, 
   return choose_threads(num_columns * size * std::max<int64_t>(1, num_rows / 8), num_threads);
 }
 
-// The columns that the kernel computes side by side.
+// The columns that the kernel computes side by side: of int8, those that lie so.
 int64_t count_group_columns(int64_t weight_bytes) { return 32 / weight_bytes; }
+static_assert(kRowGroup == 32);
 
 // The columns that each thread of a team begins with.
 int64_t count_own_columns(int64_t num_columns, int64_t row_bytes, int64_t weight_bytes, int num_threads) {
@@ -165,8 +166,9 @@ void multiply_panels(const Product& p, int num_threads) {
   const Panels panels(p.num_rows, *p.kernels);
   const bool has_many = panels.count() >= kManyPanels, is_direct = p.weight_bytes == 4 && !has_many;
   const int64_t row_bytes = std::max<int64_t>(1, p.weight_stride * p.weight_bytes);
-  const int64_t fitting = kChunkBytes / row_bytes / kMinColumns * kMinColumns;
-  const int64_t num_columns = has_many ? kManyColumns : std::clamp(fitting, kMinColumns, kMaxColumns);
+  const int64_t unit = std::max(kColumnUnit, count_side_by_side(p.weight_bytes));
+  const int64_t num_units = std::clamp<int64_t>(kChunkBytes / row_bytes / unit, 1, kMaxUnits);
+  const int64_t num_columns = has_many ? kManyColumns : num_units * unit;
   const int64_t num_x = round_up(panels.num_padded_rows() * p.size, kPage);
   const int64_t num_wide = is_direct ? 0 : round_up(num_columns * (p.block_size + kPadding), kPage);
   const int64_t num_sums = round_up(num_columns * panels.num_padded_rows(), kPage);

@@ -19,6 +19,9 @@ inline constexpr int64_t kPage = 1024;
 // Numbers after each row of copied weights, so that rows do not lie on each other in the cache.
 inline constexpr int64_t kPadding = 16;
 
+// Rows of weights that lie side by side, number by number.
+inline int64_t count_side_by_side(int64_t weight_bytes) { return weight_bytes == 1 ? kRowGroup : 1; }
+
 struct Product {
   const float* x;
   int64_t x_stride, num_rows, size, block_size;
@@ -38,7 +41,9 @@ struct Product {
   const char* find_column(int64_t column) const { return weight + column * weight_stride * weight_bytes; }
   // Points a tile at the weights of columns from `column` on, numbers from `at` on, a block's start.
   void point_at_weights(int64_t column, int64_t at, ProductTile* tile) const {
-    tile->weight = find_column(column) + at * weight_bytes;
+    const int64_t group = count_side_by_side(weight_bytes);
+    tile->first_lane = column % group;
+    tile->weight = find_column(column - tile->first_lane) + at * group * weight_bytes;
     tile->weight_stride = weight_stride;
     if (factors == nullptr) return;
     tile->factors = factors + at / kFactorBlock * num_columns + column;

@@ -19,9 +19,15 @@ COLUMNS = [1, 3, 4, 5, 15, 16, 17, 33, 130]
 
 class Product(NamedTuple):
     x: torch.Tensor
-    weight: torch.Tensor
+    weight: torch.Tensor  # in rows
     bias: torch.Tensor | None
     scale: torch.Tensor | None
+
+    @property
+    def stored(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """What `linear` takes beside x."""
+        weight = self.weight
+        return _custom_ops.store_int8(weight) if weight.dtype == torch.int8 else weight, self.bias, self.scale
 
 
 def make_product(num_rows: int, size: int, num_columns: int, kind: torch.dtype, seed: int = 0) -> Product:
@@ -55,10 +61,10 @@ def assert_near(got: torch.Tensor, product: Product) -> None:
 def test_every_ragged_size_gives_the_oracle_s_numbers(ops: SimpleNamespace, kind: torch.dtype) -> None:
     for i, (num_rows, size) in enumerate(itertools.product(ROWS, SIZES)):
         product = make_product(num_rows, size, COLUMNS[i % len(COLUMNS)], kind)
-        assert_near(ops.linear(*product), product)
+        assert_near(ops.linear(product.x, *product.stored), product)
     for num_rows, num_columns in itertools.product((1, 5, 60, 200), COLUMNS):
         product = make_product(num_rows, 48, num_columns, kind)
-        assert_near(ops.linear(*product), product)
+        assert_near(ops.linear(product.x, *product.stored), product)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -71,16 +77,16 @@ def test_an_output_depends_on_its_own_row_and_column_alone(
         for size, num_columns in ((576, 107), (1537, 40)):
             product = make_product(530, size, num_columns, kind)
             torch.set_num_threads(2)
-            wanted = _custom_ops.linear(*product)
+            wanted = _custom_ops.linear(product.x, *product.stored)
             for i, num_rows in enumerate((*range(1, 10), 16, 17, 24, 25, 31, 32, 33, 64, 65, 97, 128, 192, 259, 513)):
                 torch.set_num_threads(1 + i % 2)
                 first = (37 * num_rows) % (530 - num_rows)
-                part = _custom_ops.linear(product.x[first : first + num_rows], *product[1:])
+                part = _custom_ops.linear(product.x[first : first + num_rows], *product.stored)
                 assert torch.equal(part, wanted[first : first + num_rows]), (size, num_rows)
             columns = slice(5, 38)
-            bias, scale = (None if row is None else row[columns] for row in product[2:])
+            some = Product(product.x, *(None if rows is None else rows[columns] for rows in product[1:]))
             for num_rows in (1, 3, 8, 150, 300):
-                part = _custom_ops.linear(product.x[:num_rows], product.weight[columns], bias, scale)
+                part = _custom_ops.linear(product.x[:num_rows], *some.stored)
                 assert torch.equal(part, wanted[:num_rows, columns]), (size, num_rows)
 
     threads = torch.get_num_threads()
@@ -104,8 +110,9 @@ def test_factors_of_blocks_give_the_bits_of_the_same_weights_as_float32(
             scale[0, 0] = 0
             wide = weight.float() * scale.t().repeat_interleave(32, dim=1)
             wanted = _custom_ops.linear(x, wide, bias)
-            assert torch.equal(_custom_ops.linear(x, weight, bias, scale), wanted), (num_rows, size, num_columns)
-            assert torch.allclose(_custom_ops.linear_reference(x, weight, bias, scale), wanted, atol=1e-3)
+            stored = Product(x, weight, bias, scale).stored
+            assert torch.equal(_custom_ops.linear(x, *stored), wanted), (num_rows, size, num_columns)
+            assert torch.allclose(_custom_ops.linear_reference(x, *stored), wanted, atol=1e-3)
 
     threads = torch.get_num_threads()
     try:
@@ -114,8 +121,20 @@ def test_factors_of_blocks_give_the_bits_of_the_same_weights_as_float32(
         torch.set_num_threads(threads)
 
 
+def test_int8_rows_are_found_where_they_were_stored() -> None:
+    """Part by part, groups begun and ended anywhere, any of them again."""
+    rows = torch.randint(-128, 128, (131, 40))
+    stored = _custom_ops.store_int8(torch.zeros(131, 40))
+    for first, end in ((0, 5), (5, 37), (64, 100), (100, 131), (37, 64), (30, 34)):
+        _custom_ops.write_int8_rows(stored, first, rows[first:end])
+    assert torch.equal(stored, _custom_ops.store_int8(rows)) and stored.dtype == torch.int8
+    ids = torch.tensor([[130, 0], [31, 32]])
+    assert torch.equal(_custom_ops.take_int8_rows(stored, ids), rows[ids].to(torch.int8))
+
+
 def test_a_factor_that_is_not_finite_reaches_its_own_outputs_and_no_others(ops: SimpleNamespace) -> None:
-    x, weight, _, _ = make_product(3, 96, 21, torch.int8)
+    product = make_product(3, 96, 21, torch.int8)
+    x, (weight, _, _) = product.x, product.stored
     scale = torch.rand(3, 21)
     wanted = ops.linear(x, weight, None, scale)
     scale[1, 4], scale[2, 9] = torch.nan, torch.inf
@@ -131,7 +150,7 @@ def test_the_instruction_sets_agree_to_rounding(
 ) -> None:
     for num_rows in (5, 60, 200):
         product = make_product(num_rows, 577, 50, kind)
-        for got in on_each_variant(lambda product=product: _custom_ops.linear(*product)):
+        for got in on_each_variant(lambda product=product: _custom_ops.linear(product.x, *product.stored)):
             assert_near(got, product)
 
 

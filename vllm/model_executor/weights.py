@@ -64,7 +64,8 @@ def collect_slots(model: nn.Module) -> dict[str, WeightSlot]:
         for parameter_name, parameter in module.named_parameters(recurse=False):
             if parameter_name == SCALE_NAME:
                 continue  # written with its weight
-            shape = tuple(parameter.shape)
+            is_matrix = isinstance(module, WeightMatrix) and parameter_name == "weight"
+            shape = module.shape if is_matrix else tuple(parameter.shape)
             if not isinstance(module, Linear) or not module.parts:
                 slots[f"{path}.{parameter_name}"] = WeightSlot(module, parameter_name, 0, shape)
                 continue

@@ -6,12 +6,15 @@
 
 #include <cstdint>
 
+#include "transpose8.h"
+
 namespace vllm::cpu::VLLM_VARIANT {
 
 // One number of each of 8 columns.
 using Columns = __m256;
 
 inline Columns load_columns(const float* p) { return _mm256_loadu_ps(p); }
+inline Columns load_columns(const int8_t* p) { return load_8(p); }
 inline void store_columns(float* p, Columns a) { _mm256_storeu_ps(p, a); }
 inline Columns spread_column(float x) { return _mm256_set1_ps(x); }
 inline Columns multiply_add_columns(Columns a, Columns b, Columns c) { return _mm256_fmadd_ps(a, b, c); }
@@ -44,13 +47,10 @@ struct Turned {
   Columns operator[](int i) const {
     if constexpr (sizeof(Weight) == 4) {
       return words[i];
-    } else if constexpr (sizeof(Weight) == 2) {  // bfloat16
+    } else {  // bfloat16
       const __m256i word = _mm256_castps_si256(words[i / 2]);
       const __m256i high_half = _mm256_set1_epi32(static_cast<int>(0xFFFF0000));
       return _mm256_castsi256_ps(i % 2 == 0 ? _mm256_slli_epi32(word, 16) : _mm256_and_si256(word, high_half));
-    } else {
-      const __m256i word = _mm256_castps_si256(words[i / 4]);
-      return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(word, 24 - i % 4 * 8), 24));
     }
   }
 };

@@ -22,9 +22,6 @@ inline Sums load_numbers(const uint16_t* p) {  // bfloat16
   const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
-inline Sums load_numbers(const int8_t* p) {
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
-}
 inline void store_numbers(float* p, Sums a) { _mm256_storeu_ps(p, a); }
 inline Sums spread_number(float x) { return _mm256_set1_ps(x); }
 inline Sums multiply_add(Sums a, Sums b, Sums c) { return _mm256_fmadd_ps(a, b, c); }

@@ -53,10 +53,20 @@ inline Sums operator+(Sums a, Sums b) { return {{a.half[0] + b.half[0], a.half[1
 // One number of each of 8 columns.
 using Columns = Sums;
 
-inline Columns load_columns(const float* p) { return load_numbers(p); }
+template <typename Weight>
+inline Columns load_columns(const Weight* p) {
+  return load_numbers(p);
+}
 inline void store_columns(float* p, Columns a) { store_numbers(p, a); }
 inline Columns spread_column(float x) { return spread_number(x); }
 inline Columns multiply_add_columns(Columns a, Columns b, Columns c) { return multiply_add(a, b, c); }
+
+// turned[column * turned_stride + i] = numbers[i * stride + column], eight of each
+inline void turn_8(const int8_t* numbers, int64_t stride, float* turned, int64_t turned_stride) {
+  for (int64_t column = 0; column < 8; ++column) {
+    for (int64_t i = 0; i < 8; ++i) turned[column * turned_stride + i] = widen(numbers[i * stride + column]);
+  }
+}
 
 // 16 bytes of each of 8 rows as vectors of columns.
 template <typename Weight>

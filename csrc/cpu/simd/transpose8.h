@@ -14,6 +14,10 @@ inline __m256 load_8(const uint16_t* p) {  // bfloat16
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 
+inline __m256 load_8(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+
 // columns[i] = number i of each of the eight rows that start at find_row(0), ... find_row(7)
 template <typename Find>
 inline void load_columns_8(Find find_row, __m256 columns[8]) {
@@ -33,6 +37,13 @@ inline void load_columns_8(Find find_row, __m256 columns[8]) {
     columns[i] = _mm256_permute2f128_ps(quads[i], quads[i + 4], 0x20);
     columns[4 + i] = _mm256_permute2f128_ps(quads[i], quads[i + 4], 0x31);
   }
+}
+
+// turned[column * turned_stride + i] = numbers[i * stride + column], eight of each
+inline void turn_8(const int8_t* numbers, int64_t stride, float* turned, int64_t turned_stride) {
+  __m256 columns[8];
+  load_columns_8([&](int i) { return numbers + i * stride; }, columns);
+  for (int i = 0; i < 8; ++i) _mm256_storeu_ps(turned + i * turned_stride, columns[i]);
 }
 
 // packed[d * stride + row] = rows[row][d], for a whole number of 16 rows.

@@ -27,13 +27,6 @@ inline float widen_number(uint16_t x) {  // bfloat16
   return wide;
 }
 
-// Weights as they are stored, and how they are read.
-template <typename Number, bool kHasFactors_ = false>
-struct Stored {
-  using Weight = Number;
-  static constexpr bool kHasFactors = kHasFactors_;
-};
-
 // The first `count` of 8 numbers; the rest is 0.
 inline Columns load_some_columns(const float* p, int64_t count) {
   if (count == 8) return load_columns(p);
@@ -42,49 +35,137 @@ inline Columns load_some_columns(const float* p, int64_t count) {
   return load_columns(numbers);
 }
 
-// Adds the products with 16 bytes of each of kGroups times 8 rows of weights; each group's 128 are fetched anew.
-// `factors` are those of the columns where the weights have any.
-template <int kRows, int kGroups, typename Kind, typename Weight = typename Kind::Weight>
-inline void turn_and_add(const ProductTile& tile, const Weight* const weights[kGroups][8], int64_t at,
-                         const Columns factors[kGroups], Columns sums[kGroups][kRows]) {
-  Turned<Weight> turned[kGroups];
+// How weights are stored, and how kGroups times 8 columns from `column` on are read: add() adds the products with the
+// numbers [first, end) of x to sums. Of the last group, `last_columns` are there.
+
+// Rows one after the other: they are turned into vectors of columns in registers.
+template <typename Weight>
+struct ByRow {
+  static constexpr int64_t kNumberBytes = sizeof(Weight);
+
+  template <int kRows, int kGroups>
+  struct Reader {
+    static constexpr int64_t kStep = 16 / static_cast<int64_t>(sizeof(Weight));  // numbers of one visit
+    static constexpr int64_t kLine = 4 * kStep;
+
+    const ProductTile& tile;
+    const Weight* weights[kGroups][8];
+
+    Reader(const ProductTile& all, int64_t column, int64_t last_columns) : tile(all) {
+      const auto* base = static_cast<const Weight*>(tile.weight);
 #pragma GCC unroll 8
-  for (int g = 0; g < kGroups; ++g) {
-    fetch_step(tile.fetching);
-    turned[g].turn(weights[g], at);
-  }
+      for (int g = 0; g < kGroups; ++g) {
+        for (int c = 0; c < 8; ++c) {
+          // Columns that are not there repeat the last one.
+          const int64_t there = g == kGroups - 1 && c >= last_columns ? last_columns - 1 : c;
+          weights[g][c] = base + (column + 8 * g + there) * tile.weight_stride;
+        }
+      }
+    }
+
+    // 16 bytes of each row; each group's 128 are fetched anew.
+    void turn_and_add(int64_t at, Columns (&sums)[kGroups][kRows]) const {
+      Turned<Weight> turned[kGroups];
+#pragma GCC unroll 8
+      for (int g = 0; g < kGroups; ++g) {
+        fetch_step(tile.fetching);
+        turned[g].turn(weights[g], at);
+      }
 #pragma GCC unroll 16
-  for (int i = 0; i < Turned<Weight>::kCount; ++i) {
-    Columns columns[kGroups];
+      for (int i = 0; i < Turned<Weight>::kCount; ++i) {
+        Columns columns[kGroups];
 #pragma GCC unroll 8
-    for (int g = 0; g < kGroups; ++g) {
-      columns[g] = turned[g][i];
-      if constexpr (Kind::kHasFactors) columns[g] = columns[g] * factors[g];
+        for (int g = 0; g < kGroups; ++g) columns[g] = turned[g][i];
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          const Columns number = spread_column(tile.x[r * tile.x_stride + at + i]);
+#pragma GCC unroll 8
+          for (int g = 0; g < kGroups; ++g) sums[g][r] = multiply_add_columns(number, columns[g], sums[g][r]);
+        }
+      }
     }
+
+    __attribute__((always_inline)) void add(int64_t first, int64_t end, Columns (&sums)[kGroups][kRows]) const {
+      int64_t at = first;
+      for (; at + kLine <= end; at += kLine) {
+        for (int64_t step = at; step < at + kLine; step += kStep) turn_and_add(step, sums);
+      }
+      for (; at < end; ++at) {
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const Columns number = spread_column(tile.x[r * tile.x_stride + at + i]);
+        for (int g = 0; g < kGroups; ++g) {
+          float numbers[8];
+          for (int c = 0; c < 8; ++c) numbers[c] = widen_number(weights[g][c][at]);
+          const Columns columns = load_columns(numbers);
 #pragma GCC unroll 8
-      for (int g = 0; g < kGroups; ++g) sums[g][r] = multiply_add_columns(number, columns[g], sums[g][r]);
+          for (int r = 0; r < kRows; ++r) {
+            sums[g][r] = multiply_add_columns(spread_column(tile.x[r * tile.x_stride + at]), columns, sums[g][r]);
+          }
+        }
+      }
     }
-  }
-}
+  };
+};
+
+// Rows of int8 side by side: a vector of columns lies there as it is wanted.
+template <bool kHasFactors>
+struct SideBySide {
+  static constexpr int64_t kNumberBytes = 1;
+
+  template <int kRows, int kGroups>
+  struct Reader {
+    static constexpr int64_t kStep = 4;  // numbers of kRowGroup columns: two cache lines
+
+    const ProductTile& tile;
+    const int8_t* weights;
+    int64_t column, last_columns;
+
+    Reader(const ProductTile& all, int64_t first_column, int64_t num_last)
+        : tile(all), column(first_column), last_columns(num_last) {
+      const int64_t lane = column % kRowGroup;
+      weights = static_cast<const int8_t*>(tile.weight) + (column - lane) * tile.weight_stride + lane;
+    }
+
+    void load_factors(int64_t at, Columns (&factors)[kGroups]) const {
+      if constexpr (kHasFactors) {
+        const float* row = tile.factors + at / kFactorBlock * tile.factor_stride + column;
+#pragma GCC unroll 8
+        for (int g = 0; g < kGroups; ++g) {
+          factors[g] = load_some_columns(row + 8 * g, g == kGroups - 1 ? last_columns : 8);
+        }
+      }
+    }
+
+    void add_number(int64_t at, const Columns (&factors)[kGroups], Columns (&sums)[kGroups][kRows]) const {
+      Columns numbers[kRows];
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) numbers[r] = spread_column(tile.x[r * tile.x_stride + at]);
+#pragma GCC unroll 8
+      for (int g = 0; g < kGroups; ++g) {
+        Columns columns = load_columns(weights + at * kRowGroup + 8 * g);
+        if constexpr (kHasFactors) columns = columns * factors[g];
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) sums[g][r] = multiply_add_columns(numbers[r], columns, sums[g][r]);
+      }
+    }
+
+    __attribute__((always_inline)) void add(int64_t first, int64_t end, Columns (&sums)[kGroups][kRows]) const {
+      Columns factors[kGroups] = {};
+      int64_t at = first;
+      for (; at + kStep <= end; at += kStep) {
+        fetch_step(tile.fetching);
+        if (at % kFactorBlock == 0) load_factors(at, factors);
+#pragma GCC unroll 4
+        for (int i = 0; i < kStep; ++i) add_number(at + i, factors, sums);
+      }
+      for (; at < end; ++at) add_number(at, factors, sums);  // never with factors, which are of whole blocks
+    }
+  };
+};
 
 // Outputs of kRows rows of x and kGroups times 8 columns; of the last group, `last_columns` are there.
-template <int kRows, int kGroups, typename Kind, typename Weight = typename Kind::Weight>
+template <int kRows, int kGroups, typename Kind>
 inline void multiply_few_block(const ProductTile& tile, int64_t column, int64_t last_columns) {
-  constexpr int64_t kStep = 16 / static_cast<int64_t>(sizeof(Weight));  // numbers of one visit
-  constexpr int64_t kLine = 4 * kStep;
-  const Weight* weights[kGroups][8];
-  const auto* base = static_cast<const Weight*>(tile.weight);
-#pragma GCC unroll 8
-  for (int g = 0; g < kGroups; ++g) {
-    for (int c = 0; c < 8; ++c) {
-      // Columns that are not there repeat the last one.
-      const int64_t there = g == kGroups - 1 && c >= last_columns ? last_columns - 1 : c;
-      weights[g][c] = base + (column + 8 * g + there) * tile.weight_stride;
-    }
-  }
+  const typename Kind::template Reader<kRows, kGroups> reader(tile, column, last_columns);
   Columns totals[kGroups][kRows];
 #pragma GCC unroll 8
   for (int g = 0; g < kGroups; ++g) {
@@ -99,43 +180,7 @@ inline void multiply_few_block(const ProductTile& tile, int64_t column, int64_t 
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) sums[g][r] = spread_column(0.0f);
     }
-    const auto add = [&](int g, int64_t i, Columns columns) {
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        sums[g][r] = multiply_add_columns(spread_column(tile.x[r * tile.x_stride + i]), columns, sums[g][r]);
-      }
-    };
-    Columns factors[kGroups] = {};
-    const auto load_factors = [&](int64_t i) {
-      if constexpr (Kind::kHasFactors) {
-        const float* row = tile.factors + i / kFactorBlock * tile.factor_stride + column;
-#pragma GCC unroll 8
-        for (int g = 0; g < kGroups; ++g) {
-          factors[g] = load_some_columns(row + 8 * g, g == kGroups - 1 ? last_columns : 8);
-        }
-      }
-    };
-    int64_t at = first;
-    for (; at + kLine <= end; at += kLine) {
-      for (int64_t step = at; step < at + kLine; step += kStep) {
-        if (step % kFactorBlock == 0) load_factors(step);
-        turn_and_add<kRows, kGroups, Kind>(tile, weights, step, factors, sums);
-      }
-    }
-    for (; at < end; ++at) {
-      if (at % kFactorBlock == 0) load_factors(at);
-#pragma GCC unroll 8
-      for (int g = 0; g < kGroups; ++g) {
-        float numbers[8];
-        for (int c = 0; c < 8; ++c) numbers[c] = widen_number(weights[g][c][at]);
-        const Columns columns = load_columns(numbers);
-        if constexpr (Kind::kHasFactors) {
-          add(g, at, columns * factors[g]);
-        } else {
-          add(g, at, columns);
-        }
-      }
-    }
+    reader.add(first, end, sums);
 #pragma GCC unroll 8
     for (int g = 0; g < kGroups; ++g) {
 #pragma GCC unroll 8
@@ -162,11 +207,11 @@ inline void multiply_few_block(const ProductTile& tile, int64_t column, int64_t 
   }
 }
 
-template <int kRows, typename Kind, typename Weight = typename Kind::Weight>
+template <int kRows, typename Kind>
 inline void multiply_few_rows(const ProductTile& tile) {
   // The next addition to a sum waits for the last: the narrower the weights, the more groups at once keep up with the
   // memory, as far as the registers go.
-  constexpr int kGroups = sizeof(Weight) == 4 ? 1 : sizeof(Weight) == 1 && kRows <= 2 ? 4 : 2;
+  constexpr int kGroups = Kind::kNumberBytes == 4 ? 1 : Kind::kNumberBytes == 1 && kRows <= 2 ? 4 : 2;
   int64_t column = 0;
   for (; column + 8 * kGroups <= tile.num_columns; column += 8 * kGroups) {
     multiply_few_block<kRows, kGroups, Kind>(tile, column, 8);
@@ -190,10 +235,10 @@ inline void multiply_few(const ProductTile& tile) {
       return multiply_few_rows<4, Kind>(tile);
   }
 }
-inline void multiply_few_float32(const ProductTile& tile) { multiply_few<Stored<float>>(tile); }
-inline void multiply_few_bfloat16(const ProductTile& tile) { multiply_few<Stored<uint16_t>>(tile); }
-inline void multiply_few_int8(const ProductTile& tile) { multiply_few<Stored<int8_t>>(tile); }
-inline void multiply_few_int8_blocks(const ProductTile& tile) { multiply_few<Stored<int8_t, true>>(tile); }
+inline void multiply_few_float32(const ProductTile& tile) { multiply_few<ByRow<float>>(tile); }
+inline void multiply_few_bfloat16(const ProductTile& tile) { multiply_few<ByRow<uint16_t>>(tile); }
+inline void multiply_few_int8(const ProductTile& tile) { multiply_few<SideBySide<false>>(tile); }
+inline void multiply_few_int8_blocks(const ProductTile& tile) { multiply_few<SideBySide<true>>(tile); }
 
 // sums[c][v] += weights[c][at] * vector v of x, the vectors of one number
 template <int kColumns, int kVectors>
@@ -325,10 +370,22 @@ inline void widen_bfloat16(const ProductTile& tile, float* wide, int64_t wide_st
   widen_rows<uint16_t>(tile, wide, wide_stride);
 }
 inline void widen_int8(const ProductTile& tile, float* wide, int64_t wide_stride) {
-  widen_rows<int8_t>(tile, wide, wide_stride);
+  for (int64_t c = 0; c < tile.num_columns;) {
+    const int64_t column = tile.first_lane + c, lane = column % kRowGroup;
+    const auto* narrow = static_cast<const int8_t*>(tile.weight) + (column - lane) * tile.weight_stride + lane;
+    // Eight columns, or one where they are not all there or of two groups.
+    const int64_t width = lane % 8 == 0 && c + 8 <= tile.num_columns ? 8 : 1;
+    float* rows = wide + c * wide_stride;
+    int64_t i = 0;
+    for (; width == 8 && i + 8 <= tile.size; i += 8) turn_8(narrow + i * kRowGroup, kRowGroup, rows + i, wide_stride);
+    for (; i < tile.size; ++i) {
+      for (int64_t k = 0; k < width; ++k) rows[k * wide_stride + i] = widen_number(narrow[i * kRowGroup + k]);
+    }
+    c += width;
+  }
 }
 inline void widen_int8_blocks(const ProductTile& tile, float* wide, int64_t wide_stride) {
-  widen_rows<int8_t>(tile, wide, wide_stride);
+  widen_int8(tile, wide, wide_stride);
   for (int64_t c = 0; c < tile.num_columns; ++c) {
     float* row = wide + c * wide_stride;
     for (int64_t first = 0; first < tile.size; first += kFactorBlock) {

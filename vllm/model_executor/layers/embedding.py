@@ -16,9 +16,10 @@ class Embedding(WeightMatrix):
     """Token id → row of the matrix."""
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:  # [num_tokens] int64 → [num_tokens, hidden_size]
-        rows = F.embedding(token_ids, self.weight).to(self.compute_dtype)
         scale = self.weight_scale
-        return rows if scale is None else ops.widen_rows(rows, scale[..., token_ids])
+        if scale is None:
+            return F.embedding(token_ids, self.weight).to(self.compute_dtype)
+        return ops.widen_rows(ops.take_int8_rows(self.weight, token_ids), scale[..., token_ids])
 
 
 def compute_float32_product(

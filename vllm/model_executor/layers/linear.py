@@ -12,9 +12,10 @@ _MAX_INT8 = 127
 
 
 class WeightMatrix(nn.Module):
-    """A matrix as it is stored: float rows, or int8 rows with float32 factors (`weight_scale`).
+    """A matrix as it is stored: float rows, or int8 rows with float32 factors (`weight_scale`), in groups of which the
+    rows lie side by side (`ops.store_int8`).
 
-    A row has one factor or, after `use_factor_blocks`, one each 32 numbers: [num_rows] or [size / 32, num_rows].
+    An int8 row has one factor or, after `use_factor_blocks`, one each 32 numbers: [num_rows] or [size / 32, num_rows].
     """
 
     weight_scale: nn.Parameter | None
@@ -22,7 +23,9 @@ class WeightMatrix(nn.Module):
     def __init__(self, num_rows: int, size: int, types: NumberTypes) -> None:
         super().__init__()
         self.compute_dtype = types.compute
-        self.weight = nn.Parameter(torch.empty(num_rows, size, dtype=types.weights), requires_grad=False)
+        self.shape = (num_rows, size)
+        stored_shape = ops.get_stored_shape(num_rows, size, types.weights)
+        self.weight = nn.Parameter(torch.empty(stored_shape, dtype=types.weights), requires_grad=False)
         is_int8 = types.weights == torch.int8
         scale = nn.Parameter(torch.empty(num_rows, dtype=torch.float32), requires_grad=False) if is_int8 else None
         self.register_parameter(SCALE_NAME, scale)
@@ -33,8 +36,8 @@ class WeightMatrix(nn.Module):
 
     def use_factor_blocks(self) -> None:
         """Give int8 rows a factor each 32 numbers, before they hold anything."""
-        assert self.weight_scale is not None and self.weight.shape[1] % ops.FACTOR_BLOCK == 0, "int8 rows of blocks"
-        scale = torch.empty(ops.get_scale_shape(self.weight, True), dtype=torch.float32, device=self.weight.device)
+        assert self.weight_scale is not None and self.shape[1] % ops.FACTOR_BLOCK == 0, "int8 rows of blocks"
+        scale = torch.empty(ops.get_scale_shape(*self.shape, True), dtype=torch.float32, device=self.weight.device)
         self.weight_scale = nn.Parameter(scale, requires_grad=False)
 
     def write_rows(self, tensor: torch.Tensor, first_row: int) -> None:  # [num_rows, size] of any float type
@@ -58,7 +61,7 @@ class WeightMatrix(nn.Module):
         """Store rows that are int8 already."""
         assert self.weight_scale is not None, "only int8 rows have factors"
         rows = slice(first_row, first_row + len(numbers))
-        self.weight.data[rows] = numbers
+        ops.write_int8_rows(self.weight.data, first_row, numbers)
         if self.has_factor_blocks:
             self.weight_scale.data[:, rows] = scale.t()
         else:

@@ -15,7 +15,7 @@ from vllm.model_executor.models.llama import LlamaForCausalLM
 
 # Rows of one product that must agree: every kernel for few rows, the largest of those, panels whole and in part, many.
 _ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 33, 48, 49, 64, 150, 192, 260)
-_MAX_COLUMNS = 200  # of each product that is tried, so that a look takes milliseconds
+_MAX_COLUMNS = 6 * ops.ROW_GROUP  # of each product that is tried, so that a look takes milliseconds
 
 
 def check_batch_invariant(model: LlamaForCausalLM, device: torch.device) -> None:
@@ -43,10 +43,12 @@ def check_batch_invariant(model: LlamaForCausalLM, device: torch.device) -> None
 
 def find_dependence_on_rows(matrix: WeightMatrix) -> int | None:
     """Return the first number of rows whose product with `matrix` has other bits than the same rows among many."""
-    weight = matrix.weight[:_MAX_COLUMNS]
-    scale = None if matrix.weight_scale is None else matrix.weight_scale[..., :_MAX_COLUMNS].contiguous()
+    weight, scale = matrix.weight[:_MAX_COLUMNS], None
+    if matrix.weight_scale is not None:
+        weight = matrix.weight[: _MAX_COLUMNS // ops.ROW_GROUP]
+        scale = matrix.weight_scale[..., :_MAX_COLUMNS].contiguous()
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(max(_ROW_COUNTS), weight.shape[1], generator=generator)
+    x = torch.randn(max(_ROW_COUNTS), matrix.shape[1], generator=generator)
     wanted = ops.linear(x, weight, None, scale).view(torch.int32)
     for num_rows in _ROW_COUNTS:
         # The last rows, which lie elsewhere in their block than among many.
@@ -61,7 +63,7 @@ def _choose_matrices(model: LlamaForCausalLM) -> dict[str, WeightMatrix]:
     by_shape: dict[tuple[object, ...], tuple[str, WeightMatrix]] = {}
     for name, module in model.named_modules():
         if isinstance(module, WeightMatrix) and not (module is model.model.embed_tokens and model.lm_head is not None):
-            by_shape.setdefault((*module.weight.shape, module.has_factor_blocks), (name, module))
+            by_shape.setdefault((*module.shape, module.has_factor_blocks), (name, module))
     return dict(by_shape.values())
 
 
