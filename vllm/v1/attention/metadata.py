@@ -13,6 +13,7 @@ class HostMetadata(NamedTuple):
     query_starts: np.ndarray  # [num_reqs + 1] int64
     seq_lens: np.ndarray  # [num_reqs] int64
     block_tables: np.ndarray  # [num_reqs, max_blocks] int32
+    slot_mapping: np.ndarray  # [num_tokens] int64
 
 
 @dataclass(slots=True)
@@ -62,7 +63,7 @@ def make_attention_metadata(
         block_size=block_size,
         max_query_len=int(np.max(query_lens, initial=0)),
         max_seq_len=int(np.max(seq_lens, initial=0)),
-        host=HostMetadata(query_starts, seq_lens, block_tables),
+        host=HostMetadata(query_starts, seq_lens, block_tables, slots),
     )
 
 

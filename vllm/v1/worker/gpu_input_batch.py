@@ -11,7 +11,7 @@ import numpy as np
 from vllm.sampling_params import SamplingParams
 from vllm.v1.messages import NewRequest
 from vllm.v1.sample.logits_processor import TokenRules
-from vllm.v1.sample.ops.logprobs import choose_kind
+from vllm.v1.sample.ops.logprobs import RowKind, choose_kind
 from vllm.v1.sample.ops.random import to_seed_bits
 from vllm.v1.worker.block_table import BlockTable
 
@@ -37,6 +37,7 @@ class InputBatch:
         self.vocab_size = vocab_size
         self.requests: list[BatchedRequest] = []  # by row
         self.row_of: dict[str, int] = {}  # request id → row
+        self.num_with_prompt_scores = 0  # requests that ask for prompt logprobs
         self.num_changes = 0  # how often a request came or went: until the next one, rows keep what they ask for
         # np.empty: pages of positions that no request reaches are never touched.
         self.token_ids = np.empty(
@@ -113,6 +114,7 @@ class InputBatch:
         self.first_seed[row] = seeds[0] if len(seeds) else 0
         self._set_sampling(row, params)
         self._set_scoring(row, params)
+        self.num_with_prompt_scores += int(self.prompt_kind[row] != RowKind.NONE)
 
     def _set_sampling(self, row: int, params: SamplingParams) -> None:
         is_greedy = params.temperature < GREEDY_BELOW
@@ -148,6 +150,7 @@ class InputBatch:
         if row is None:
             return
         self.num_changes += 1
+        self.num_with_prompt_scores -= int(self.prompt_kind[row] != RowKind.NONE)
         last = self.num_reqs - 1
         moved = self.requests.pop()
         if row == last:

@@ -21,16 +21,11 @@ from vllm.v1.sample.ops.logprobs import RowKind, score
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.batch_invariance import check_batch_invariant
 from vllm.v1.worker.gpu_input_batch import InputBatch
-from vllm.v1.worker.sampling_inputs import SamplingInputs, order_sampled_rows
+from vllm.v1.worker.sampled_rows import SampledRows
+from vllm.v1.worker.sampling_inputs import SamplingInputs
 from vllm.v1.worker.score_store import ScoreStore, score_kept_rows
-from vllm.v1.worker.scored_rows import (
-    OwnedRows,
-    choose_workspace_rows,
-    find_hidden_rows,
-    iter_kept_answers,
-    iter_prompt_chunks,
-)
-from vllm.v1.worker.step_inputs import StepInputs, copy_blocks, make_step_inputs
+from vllm.v1.worker.scored_rows import choose_workspace_rows, find_hidden_rows, iter_kept_answers, iter_prompt_chunks
+from vllm.v1.worker.step_inputs import InputsOfSteps, StepInputs, copy_blocks
 from vllm.v1.worker.step_results import StepResults
 
 
@@ -95,7 +90,7 @@ class GPUModelRunner:
         """Give everything back."""
         self.drop_model()
         self.drop_kv_caches()
-        for name in ("workspace", "batch", "sampling_inputs"):
+        for name in ("workspace", "batch", "inputs_of_steps", "sampled_rows", "sampling_inputs"):
             vars(self).pop(name, None)
 
     def look_at_model_again(self) -> None:
@@ -116,6 +111,8 @@ class GPUModelRunner:
     def allocate_batch(self, max_model_len: int) -> None:
         """Take the persistent batch."""
         self.batch = InputBatch(self.max_num_reqs, max_model_len, self.block_size, self.vocab_size)
+        self.inputs_of_steps = InputsOfSteps(self.batch, self.block_size, self.device)
+        self.sampled_rows = SampledRows(self.batch, self.workspace_rows, self.device)
         self.sampling_inputs = SamplingInputs(self.batch)
 
     def allocate_kv_caches(self, num_blocks: int) -> None:
@@ -194,7 +191,7 @@ class GPUModelRunner:
         if step.total_num_scheduled_tokens == 0:
             self._score_prompts(None, None, step, results)
             return results.finish()
-        inputs = make_step_inputs(self.batch, step, self.block_size, self.device)
+        inputs = self.inputs_of_steps.make(step)
         marks.append(time.perf_counter())
         hidden = self.model(inputs.input_ids, inputs.positions, self.kv_caches, inputs.attn)
         marks.append(time.perf_counter())
@@ -227,35 +224,13 @@ class GPUModelRunner:
             if block_ids:
                 batch.block_table.append(row, block_ids)
 
-    def _compute_logits(self, hidden: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
-        """Return logits of `rows` of the hidden states, in the workspace."""
-        return self.model.compute_logits(_take_rows(hidden, rows), out=self.workspace[: len(rows)])
-
     def _sample(self, hidden: torch.Tensor, inputs: StepInputs, results: StepResults) -> None:
         """Sample from, and score, the last row of each request that has reached its end."""
-        sampled = np.flatnonzero(inputs.is_sampled)
-        if not len(sampled):
-            return
-        batch = self.batch
-        sampled = sampled[order_sampled_rows(batch, inputs.rows[sampled])]
-        for first in range(0, len(sampled), self.workspace_rows):
-            some = sampled[first : first + self.workspace_rows]
-            rows = inputs.rows[some]
-            logits = self._compute_logits(hidden, inputs.query_starts[some + 1] - 1)
-            output = self.sampler(logits, self.sampling_inputs.make_metadata(rows, self.device))
-            request_ids = [inputs.request_ids[i] for i in some.tolist()]
-            num_draws = batch.num_draws[rows].tolist()
-            owners = []
-            if output.scores is not None:
-                owners = [
-                    OwnedRows(request_id, count, RowKind(kind), count)
-                    for request_id, count, kind in zip(
-                        request_ids, num_draws, batch.score_kind[rows].tolist(), strict=True
-                    )
-                    if kind != RowKind.NONE
-                ]
-                self.num_scored_sample_rows += sum(owner.num_rows for owner in owners)
-            results.add_samples(output, request_ids, num_draws, owners)
+        for chunk in self.sampled_rows.find(inputs):
+            logits = self.model.compute_logits(hidden[chunk.hidden_rows], out=self.workspace[: len(chunk.rows)])
+            output = self.sampler(logits, self.sampling_inputs.make_metadata(chunk.rows, self.device))
+            self.num_scored_sample_rows += sum(owner.num_rows for owner in chunk.owners)
+            results.add_samples(output, chunk.request_ids, chunk.num_draws, chunk.owners)
 
     def _score_prompts(
         self, hidden: torch.Tensor | None, inputs: StepInputs | None, step: SchedulerOutput, results: StepResults
@@ -291,9 +266,9 @@ class GPUModelRunner:
 
     def _keep_states(self, store: ScoreStore, hidden: torch.Tensor, inputs: StepInputs) -> None:
         """Keep the hidden states of the requests that asked for prompt logprobs; the others cost nothing."""
-        asks = self.batch.prompt_kind[inputs.rows] != RowKind.NONE
-        if not asks.any():
+        if self.batch.num_with_prompt_scores == 0:
             return
+        asks = self.batch.prompt_kind[inputs.rows] != RowKind.NONE
         slots = inputs.attn.slot_mapping
         if asks.all():
             store.write_states(slots, hidden)
@@ -308,13 +283,3 @@ class GPUModelRunner:
         if grown:
             rows = np.array([self.batch.row_of[request_id] for request_id, _ in grown])
             self.batch.append_tokens(rows, np.array([token_id for _, token_id in grown], dtype=np.int32))
-
-
-def _take_rows(
-    hidden: torch.Tensor, rows: np.ndarray
-) -> torch.Tensor:  # [num_tokens, size], [num_rows] → [num_rows, size]
-    """Return some rows; a view where they are neighbours in rising order, as those of a step of decodes are."""
-    first, num_rows = int(rows[0]), len(rows)
-    if int(rows[-1]) - first + 1 == num_rows and (num_rows == 1 or (np.diff(rows) == 1).all()):
-        return hidden[first : first + num_rows]
-    return hidden[torch.from_numpy(rows).to(hidden.device)]

@@ -42,6 +42,8 @@ class SamplingInputs:
         is_known = self._changes == batch.num_changes and self._rows == rows_as_bytes
         if is_known and self._metadata is not None:
             draws = self._metadata.draws
+            if self._metadata.all_greedy:  # nothing is drawn at random, so the positions are not looked at
+                return self._metadata
             return self._metadata._replace(
                 draws=draws._replace(positions=_find_positions(batch, rows, draws.row_of_draw))
             )

@@ -183,8 +183,8 @@ class StepResults:
         for is_good, (_, request_ids) in zip(candidates, self._candidates, strict=True):
             errors |= {request_ids[row]: NO_CANDIDATE for row in np.flatnonzero(~is_good).tolist()}
         for is_good, (_, counts) in zip(finite, self._finite, strict=True):
-            bad_rows = np.flatnonzero(~is_good)
-            if len(bad_rows):
+            if not is_good.all():
+                bad_rows = np.flatnonzero(~is_good)
                 num_bad_rows += len(bad_rows)
                 ends = np.cumsum([count for _, count in counts])
                 errors |= {counts[i][0]: NOT_FINITE for i in np.searchsorted(ends, bad_rows, side="right").tolist()}
