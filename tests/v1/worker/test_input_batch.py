@@ -27,6 +27,7 @@ def make_any(number: int, rng: np.random.Generator) -> NewRequest:
         temperature=0.0 if greedy else 0.5 + number % 9 / 8,
         top_k=number % 5,
         logprobs=number % 4 or None,
+        prompt_logprobs=number % 3 or None,
         logprob_token_ids=[number % 50] if number % 7 == 0 else None,
         allowed_token_ids=[1] if number % 5 == 0 else None,
         max_tokens=number % 11,
@@ -36,6 +37,8 @@ def make_any(number: int, rng: np.random.Generator) -> NewRequest:
 def check(batch: InputBatch, expected: dict[str, tuple[NewRequest, list[int], list[int]]]) -> None:
     assert set(batch.row_of) == set(expected)
     assert sorted(batch.row_of.values()) == list(range(batch.num_reqs))
+    asks = [new.sampling_params.prompt_logprobs is not None for new, _, _ in expected.values()]
+    assert batch.num_with_prompt_scores == sum(asks)
     for request_id, (new, token_ids, block_ids) in expected.items():
         row, params = batch.row_of[request_id], new.sampling_params
         assert batch.requests[row].request_id == request_id

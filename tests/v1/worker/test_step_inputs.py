@@ -3,6 +3,7 @@
 import random
 
 import numpy as np
+import pytest
 import torch
 
 from tests.v1.worker.steps import make_request, make_step
@@ -91,6 +92,25 @@ def test_kept_inputs_equal_new_ones_over_a_random_walk() -> None:
             ids = got.request_ids
             walk.finish(got)
     assert 0.2 * num_steps < num_kept < 0.9 * num_steps, "the walk must come by what it is about, and by the rest"
+
+
+@pytest.mark.parametrize("counts", [(1, 1), (0, 2), (2, 1), (1, 0)], ids=str)
+def test_a_step_of_other_lengths_is_made_anew(counts: tuple[int, int]) -> None:
+    batch = InputBatch(max_num_reqs=2, max_model_len=64, block_size=BLOCK_SIZE, vocab_size=50)
+    inputs_of_steps = InputsOfSteps(batch, BLOCK_SIZE, CPU)
+    batch.add(make_request("a", [1, 2], block_ids=[4], num_computed_tokens=1))
+    batch.add(make_request("b", [3, 4, 5], block_ids=[6], num_computed_tokens=2))
+    kept = inputs_of_steps.make(make_step(num_scheduled={"a": 1, "b": 1}))
+    rows = np.arange(2)
+    batch.num_computed[rows] += 1
+    for token_id in (7, 8):
+        batch.append_tokens(rows, np.full(2, token_id, np.int32))
+    step = make_step(num_scheduled=dict(zip("ab", counts, strict=True)))
+    got = inputs_of_steps.make(step)
+    if counts == (1, 1):
+        assert got.request_ids is kept.request_ids and got.input_ids.tolist() == [7, 7]
+    else:
+        assert_equal(got, make_step_inputs(batch, step, BLOCK_SIZE, CPU))
 
 
 def test_rows_of_hidden_states_are_those_named_whether_or_not_they_are_neighbours() -> None:
