@@ -11,7 +11,7 @@ import torch
 
 from vllm import host_memory
 from vllm._ops_library import KV_KINDS, check_status, load_library
-from vllm._ops_linear import can_read, get_shape, get_weight_kind
+from vllm._ops_linear import can_read, get_row_stride, get_shape, get_weight_kind
 
 _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -214,7 +214,7 @@ def _point_at(tensor: torch.Tensor | None) -> int | None:
 def _point_at_matrix(matrix: DecoderMatrix) -> _Matrix:
     weight, scale, bias = matrix
     num_columns, size = get_shape(weight, scale)
-    stride, kind = weight.stride(0) if scale is None else size, get_weight_kind(weight, scale)
+    stride, kind = get_row_stride(weight), get_weight_kind(weight, scale)
     return _Matrix(weight.data_ptr(), stride, num_columns, size, _point_at(scale), _point_at(bias), kind)
 
 

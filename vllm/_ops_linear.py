@@ -34,6 +34,11 @@ def get_shape(weight: torch.Tensor, scale: torch.Tensor | None) -> tuple[int, in
     return weight.shape[0] if scale is None else scale.shape[-1], weight.shape[1]
 
 
+def get_row_stride(weight: torch.Tensor) -> int:
+    """Return the numbers from row to row of stored weights; of int8, where rows share a group's room, their size."""
+    return weight.shape[1] if weight.dtype == torch.int8 else weight.stride(0)
+
+
 def get_scale_shape(num_rows: int, size: int, has_blocks: bool) -> tuple[int, ...]:
     """Return the shape of the factors of int8 rows: one a row, or one each FACTOR_BLOCK numbers of a row."""
     return (size // FACTOR_BLOCK, num_rows) if has_blocks else (num_rows,)
@@ -110,7 +115,7 @@ def linear(
         rows.stride(0),
         *rows.shape,
         weight.data_ptr(),
-        size if scale is not None else weight.stride(0),
+        get_row_stride(weight),
         num_columns,
         get_weight_kind(weight, scale),
         None if scale is None else scale.data_ptr(),
