@@ -89,6 +89,14 @@ def test_one_call_gives_the_bits_of_the_modules_over_a_bfloat16_cache(tmp_path: 
 
 
 @pytest.mark.parametrize("kind", list(LOADS))
+def test_gates_may_end_in_the_middle_of_a_group(tmp_path: pathlib.Path, kind: str) -> None:
+    """Of many rows the columns that meet gates are read from where the gates end: within 8 columns, for int8."""
+    model = load(write_tiny_model(tmp_path, tokenizer=False, intermediate_size=92), **LOADS[kind])
+    steps = [{"a": 200}, {"a": 1}]
+    assert are_equal(run(model, one_call=True, steps=steps), run(model, one_call=False, steps=steps))
+
+
+@pytest.mark.parametrize("kind", list(LOADS))
 def test_a_team_of_any_size_gives_the_same_bits(tmp_path: pathlib.Path, kind: str) -> None:
     """Wide enough that every op is split; more threads than cores, so that some sleep while the work is done."""
     folder = write_tiny_model(
