@@ -65,15 +65,18 @@ def test_the_script_is_the_command(url: str) -> None:
 
 
 def test_the_gaps_of_our_server_s_stream_add_up_to_its_latency(url: str, tmp_path: pathlib.Path) -> None:
-    """One request at a time: each token but the first has its gap, the last one too (a busy machine may merge some)."""
+    """One request at a time: each token but the first has its gap, the last one too.
+
+    A process that waits for a core while the answer begins merges some: up to five tokens, whatever there are.
+    """
     assert main([
-        "bench", "serve", "--base-url", url, "--num-prompts", "3", "--input-len", "5", "--output-len", "9",
+        "bench", "serve", "--base-url", url, "--num-prompts", "3", "--input-len", "5", "--output-len", "33",
         "--ignore-eos", "--max-concurrency", "1", "--disable-tqdm", "--save-result", "--save-detailed",
         "--result-dir", str(tmp_path), "--result-filename", "r.json",
     ]) == 0  # fmt: skip
     document = json.loads((tmp_path / "r.json").read_text())
     for itls, ttft, latency in zip(document["itls"], document["ttfts"], document["latencies"], strict=True):
-        assert 4 <= len(itls) <= 8
+        assert 24 <= len(itls) <= 32
         assert ttft + sum(itls) == pytest.approx(latency)
 
 
