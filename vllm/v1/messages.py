@@ -188,26 +188,28 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True):
     scheduled_ts: float = 0.0  # time.monotonic() when its request first ran; 0.0: not told
 
 
-class ContinuedSequences(msgspec.Struct, frozen=True, kw_only=True):
-    """Sequences that got one token and have nothing else to tell: most, in most steps (columns of one table).
+class DecodeBatchTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """One token each for sequences that have nothing else to report: most, in most steps (columns of one table).
 
     Sequence i has row `rows[i]` of EngineCoreOutputs.logprobs; those behind the end of `rows` asked for none.
+    A batch_id that equals the last step's says: the same sequences in the same order, with the same rows.
     """
 
     request_ids: list[str]
     token_ids: list[int]
     rows: list[int]
+    batch_id: int | None = None  # None: the next step has other sequences, or other rows
 
-    def select(self, first: int, end: int) -> "ContinuedSequences":
+    def select(self, first: int, end: int) -> "DecodeBatchTokens":
         """Return sequences first … end − 1."""
-        return ContinuedSequences(
+        return DecodeBatchTokens(
             request_ids=self.request_ids[first:end], token_ids=self.token_ids[first:end], rows=self.rows[first:end]
         )
 
-    def without(self, places: Container[int]) -> "ContinuedSequences":
+    def without(self, places: Container[int]) -> "DecodeBatchTokens":
         """Return all sequences but those at these places."""
         kept = [place for place in range(len(self.request_ids)) if place not in places]
-        return ContinuedSequences(
+        return DecodeBatchTokens(
             request_ids=[self.request_ids[place] for place in kept],
             token_ids=[self.token_ids[place] for place in kept],
             rows=[self.rows[place] for place in kept if place < len(self.rows)],
@@ -250,11 +252,11 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True):
 
     outputs: list[EngineCoreOutput]
     prompt_scores: list[PromptScores]
-    continued: ContinuedSequences | None = None  # the sequences that are not in `outputs`
+    decode_batch: DecodeBatchTokens | None = None  # the sequences that are not in `outputs`
     logprobs: FlatLogprobs | None = None
     stats: SchedulerStats | None = None
     timestamp: float = 0.0  # time.monotonic() at the step's end
 
     def list_outputs(self) -> list[EngineCoreOutput]:
-        """Return what the step brought each sequence, those that just go on included."""
-        return self.outputs + ([] if self.continued is None else list(self.continued.iter_outputs()))
+        """Return what the step brought each sequence, those of the decode batch included."""
+        return self.outputs + ([] if self.decode_batch is None else list(self.decode_batch.iter_outputs()))

@@ -40,7 +40,7 @@ def test_who_just_goes_on_is_told_of_as_a_column_and_who_comes_back_in_full() ->
         step = engine.step()
         for output in step.outputs:
             told[output.request_id].append(output.num_preemptions)
-        num_columns += 0 if step.continued is None else len(step.continued.request_ids)
+        num_columns += 0 if step.decode_batch is None else len(step.decode_batch.request_ids)
     assert told == {"a": [0, 0], "b": [0, 1, 1]}, "the first token, the first after a preemption, and the last"
     assert num_columns == 2 * 12 - 5
 

@@ -12,7 +12,7 @@ from vllm.tokenizers import Tokenizer
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedRequest
 from vllm.v1.engine.output_processor import OutputProcessor, ProcessedOutputs
 from vllm.v1.messages import (
-    ContinuedSequences,
+    DecodeBatchTokens,
     EngineCoreOutput,
     EngineCoreOutputs,
     FinishReason,
@@ -119,12 +119,12 @@ class Bench:
             scores = [PromptScores(request_id=request_id, rows=RowRange(0, len(prompt_rows)))]
         make = make_even_block if self._uses_table else make_block
         block = make(rows) if rows else None
-        outputs, continued = self._split(outputs)
+        outputs, batch = self._split(outputs)
         return self.outputs.process_outputs(
-            EngineCoreOutputs(outputs=outputs, prompt_scores=scores, continued=continued, logprobs=block)
+            EngineCoreOutputs(outputs=outputs, prompt_scores=scores, decode_batch=batch, logprobs=block)
         )
 
-    def _split(self, outputs: list[EngineCoreOutput]) -> tuple[list[EngineCoreOutput], ContinuedSequences | None]:
+    def _split(self, outputs: list[EngineCoreOutput]) -> tuple[list[EngineCoreOutput], DecodeBatchTokens | None]:
         just_go_on = [
             output
             for output in outputs
@@ -137,7 +137,7 @@ class Bench:
         if not just_go_on:
             return outputs, None
         just_go_on.sort(key=lambda output: output.rows is None)
-        table = ContinuedSequences(
+        table = DecodeBatchTokens(
             request_ids=[output.request_id for output in just_go_on],
             token_ids=[output.new_token_ids[0] for output in just_go_on],
             rows=[output.rows.first for output in just_go_on if output.rows is not None],

@@ -21,7 +21,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_pump import cut
 from vllm.v1.engine.queue_limits import QueueLimits
 from vllm.v1.messages import (
-    ContinuedSequences,
+    DecodeBatchTokens,
     EngineCoreOutput,
     EngineCoreOutputs,
     PromptScores,
@@ -185,7 +185,7 @@ def test_sequences_that_just_go_on_are_cut_like_the_others(num_outputs: int) -> 
     outputs = EngineCoreOutputs(
         outputs=[EngineCoreOutput(request_id=f"o{i}", new_token_ids=[i]) for i in range(num_outputs)],
         prompt_scores=[PromptScores(request_id="0", rows=RowRange(0, 1))],
-        continued=ContinuedSequences(request_ids=list("abcde"), token_ids=[5, 6, 7, 8, 9], rows=[3, 2, 1, 0]),
+        decode_batch=DecodeBatchTokens(request_ids=list("abcde"), token_ids=[5, 6, 7, 8, 9], rows=[3, 2, 1, 0]),
         stats=SchedulerStats(num_running=7),
     )
     slices = cut(outputs, 3)

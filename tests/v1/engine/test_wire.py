@@ -28,7 +28,7 @@ from vllm.v1.engine.wire import (
     read_unreadable_request,
 )
 from vllm.v1.messages import (
-    ContinuedSequences,
+    DecodeBatchTokens,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -65,7 +65,7 @@ def make_outputs(**blocks: FlatLogprobs | None) -> EngineCoreOutputs:
             EngineCoreOutput(request_id="b", new_token_ids=[], finish_reason=FinishReason.ERROR, error="no numbers"),
         ],
         prompt_scores=[PromptScores(request_id="b", full_rows=blocks.get("full_rows"))],
-        continued=ContinuedSequences(request_ids=["c", "d"], token_ids=[4, 5], rows=[1]),
+        decode_batch=DecodeBatchTokens(request_ids=["c", "d"], token_ids=[4, 5], rows=[1]),
         logprobs=blocks.get("logprobs"),
         stats=SchedulerStats(num_running=1, num_nan_rows=2),
         timestamp=1.5,

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.messages import (
-    ContinuedSequences,
+    DecodeBatchTokens,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -64,13 +64,13 @@ class Engine:
             if not self._just_goes_on(name, count, reason)
         ]
         names = [name for name, (count, reason) in outputs.items() if self._just_goes_on(name, count, reason)]
-        table = ContinuedSequences(request_ids=names, token_ids=[7] * len(names), rows=[]) if names else None
+        table = DecodeBatchTokens(request_ids=names, token_ids=[7] * len(names), rows=[]) if names else None
         self.has_spoken.update(outputs)
         self.metrics.record_step(
             EngineCoreOutputs(
                 outputs=made,
                 prompt_scores=[],
-                continued=table,
+                decode_batch=table,
                 stats=SchedulerStats(**stats) if stats else None,
                 timestamp=self.now,
             ),

@@ -10,7 +10,7 @@ from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.exceptions import EngineGenerateError
 from vllm.v1.engine.input_processor import ProcessedRequest
 from vllm.v1.engine.parallel_sampling import ChildState, OutputSink, ParentRequest, QuietBatch, StepScores
-from vllm.v1.messages import ContinuedSequences, EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.messages import DecodeBatchTokens, EngineCoreOutput, EngineCoreOutputs, FinishReason
 
 logger = init_logger(__name__)
 
@@ -86,15 +86,15 @@ class OutputProcessor:
             if parent.has_to_tell(child):
                 advanced.setdefault(parent.internal_id, []).append(child)
         request_outputs: list[RequestOutput] = []
-        if core_outputs.continued is not None:
+        if core_outputs.decode_batch is not None:
             told = ProcessedOutputs(request_outputs, ids_to_abort)
-            self._take_continued(core_outputs.continued, scores, core_outputs.timestamp, advanced, told)
+            self._take_continued(core_outputs.decode_batch, scores, core_outputs.timestamp, advanced, told)
         self._deliver(advanced, request_outputs)
         return ProcessedOutputs(request_outputs, ids_to_abort)
 
     def _take_continued(
         self,
-        continued: ContinuedSequences,
+        continued: DecodeBatchTokens,
         scores: StepScores,
         timestamp: float,
         advanced: dict[str, list[ChildState]],

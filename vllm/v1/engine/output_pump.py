@@ -101,19 +101,19 @@ class OutputPump:
 
 def cut(outputs: EngineCoreOutputs, size: int) -> list[EngineCoreOutputs]:
     """Return a step's outputs in slices of at most `size` sequences: scores in the first one, stats in the last."""
-    continued = outputs.continued
-    num_continued = 0 if continued is None else len(continued.request_ids)
-    if len(outputs.outputs) + num_continued <= size:
+    batch = outputs.decode_batch
+    num_decoded = 0 if batch is None else len(batch.request_ids)
+    if len(outputs.outputs) + num_decoded <= size:
         return [outputs]
-    rest = msgspec.structs.replace(outputs, outputs=[], prompt_scores=[], continued=None, stats=None)
+    rest = msgspec.structs.replace(outputs, outputs=[], prompt_scores=[], decode_batch=None, stats=None)
     slices = [
         msgspec.structs.replace(rest, outputs=outputs.outputs[first : first + size])
         for first in range(0, len(outputs.outputs), size)
     ]
-    if continued is not None:
+    if batch is not None:
         slices += [
-            msgspec.structs.replace(rest, continued=continued.select(first, first + size))
-            for first in range(0, num_continued, size)
+            msgspec.structs.replace(rest, decode_batch=batch.select(first, first + size))
+            for first in range(0, num_decoded, size)
         ]
     slices[0] = msgspec.structs.replace(slices[0], prompt_scores=outputs.prompt_scores)
     slices[-1] = msgspec.structs.replace(slices[-1], stats=outputs.stats)

@@ -18,7 +18,7 @@ from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.detokenizer import Detokenizer, make_detokenizer
 from vllm.v1.engine.input_processor import ProcessedRequest
 from vllm.v1.engine.logprobs import SequenceTexts, make_token_texts
-from vllm.v1.messages import ContinuedSequences, EngineCoreOutput, FinishReason, PromptScores
+from vllm.v1.messages import DecodeBatchTokens, EngineCoreOutput, FinishReason, PromptScores
 from vllm.v1.metrics.stats import RequestStateStats
 
 _MOST_KEPT_STEPS = 256  # of a quiet batch: what they come to is done in one step
@@ -208,7 +208,7 @@ class QuietBatch:
         self._token_ids: list[list[int]] = []
         self._blocks: list[PackedBlock] = []
 
-    def take(self, continued: ContinuedSequences, scores: StepScores) -> bool:
+    def take(self, continued: DecodeBatchTokens, scores: StepScores) -> bool:
         """Keep a step of just these sequences; return False, having done nothing, if it is another's."""
         if self._rows != continued.rows or self._request_ids != continued.request_ids:
             return False

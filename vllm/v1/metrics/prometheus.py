@@ -21,7 +21,7 @@ from prometheus_client import (
 )
 
 from vllm.v1.messages import (
-    ContinuedSequences,
+    DecodeBatchTokens,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -105,8 +105,8 @@ class EngineMetrics:
                 self._record_output(sequence, output, now, output.request_id in stopped_ids)
             elif (family := self._families.get(output.request_id)) is not None and output.finish_reason is not None:
                 self._end_family(family, str(output.finish_reason), now)
-        if outputs.continued is not None:
-            self._record_continued(outputs.continued, now, stopped_ids)
+        if outputs.decode_batch is not None:
+            self._record_decode_batch(outputs.decode_batch, now, stopped_ids)
         if outputs.stats is not None:
             self._record_stats(outputs.stats)
 
@@ -185,9 +185,9 @@ class EngineMetrics:
         elif is_stopped:
             self._end_sequence(sequence, "stop", now)
 
-    def _record_continued(self, continued: ContinuedSequences, now: float, stopped_ids: Collection[str]) -> None:
+    def _record_decode_batch(self, batch: DecodeBatchTokens, now: float, stopped_ids: Collection[str]) -> None:
         num_tokens = 0
-        for request_id in continued.request_ids:
+        for request_id in batch.request_ids:
             sequence = self._sequences.get(request_id)
             if sequence is None:
                 continue

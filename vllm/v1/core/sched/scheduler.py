@@ -30,7 +30,7 @@ from vllm.v1.core.sched.step_plan import StepPlan
 from vllm.v1.core.sched.stop_check import find_ending
 from vllm.v1.messages import (
     BlockCopy,
-    ContinuedSequences,
+    DecodeBatchTokens,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -58,6 +58,7 @@ class Scheduler:
         self.num_blocks = num_gpu_blocks
         self.counters = Counters()
         self._num_added = 0
+        self._num_decode_batches = 0
         self._ids_in_runner: set[str] = set()  # until a step that names them as left has run
         self._left_ids: list[str] = []  # of the next step
         self._start_empty()
@@ -305,7 +306,7 @@ class Scheduler:
         return EngineCoreOutputs(
             outputs=outputs,
             prompt_scores=prompt_scores,
-            continued=continued,
+            decode_batch=continued,
             logprobs=None if made.logprobs is None else FlatLogprobs.from_rectangle(*made.logprobs),
             stats=self.get_stats(),
             timestamp=time.monotonic(),
@@ -313,7 +314,7 @@ class Scheduler:
 
     def _continue_running(
         self, plan: SchedulerOutput, made: ModelRunnerOutput, outputs: list[EngineCoreOutput]
-    ) -> tuple[ContinuedSequences | None, list[str]]:
+    ) -> tuple[DecodeBatchTokens | None, list[str]]:
         """Take in the tokens of the sequences that have nothing else to tell: nearly all, so one short loop for them.
 
         Those of them that end go to `outputs`. Returned with the rest: all others, for the loop that knows every case.
@@ -326,7 +327,9 @@ class Scheduler:
         rows = [rows_of[request_id][0] for request_id in batch.request_ids[: batch.num_scored]]
         may_end = batch.take(token_ids)
         self.counters.num_scored_sample_rows += batch.num_scored
-        continued = ContinuedSequences(request_ids=batch.request_ids, token_ids=token_ids, rows=rows)
+        continued = DecodeBatchTokens(
+            request_ids=batch.request_ids, token_ids=token_ids, rows=rows, batch_id=batch.batch_id
+        )
         if may_end:
             continued = self._end_some(batch.requests, continued, may_end, outputs)
         return continued if continued.request_ids else None, others
@@ -351,12 +354,16 @@ class Scheduler:
             else:
                 others.append(request_id)
         batch = SteadyBatch(planned_ids, scored, plain)
-        self._steady = None if others else batch
+        self._steady = None
+        if not others:
+            self._num_decode_batches += 1
+            batch.batch_id = self._num_decode_batches
+            self._steady = batch
         return batch, others
 
     def _end_some(
-        self, requests: list[Request], continued: ContinuedSequences, places: list[int], outputs: list[EngineCoreOutput]
-    ) -> ContinuedSequences:
+        self, requests: list[Request], continued: DecodeBatchTokens, places: list[int], outputs: list[EngineCoreOutput]
+    ) -> DecodeBatchTokens:
         """End those at `places` that their newest token ends, with an output each; return the others."""
         ended: set[int] = set()
         for place in places:

@@ -14,9 +14,19 @@ _exhaust = collections.deque[None](maxlen=0).extend  # makes all calls of a map
 class SteadyBatch:
     """Sequences that go on together; those that want rows come first."""
 
-    __slots__ = ("_end_ids", "_num_steps_left", "_outputs", "num_scored", "planned_ids", "request_ids", "requests")
+    __slots__ = (
+        "_end_ids",
+        "_num_steps_left",
+        "_outputs",
+        "batch_id",
+        "num_scored",
+        "planned_ids",
+        "request_ids",
+        "requests",
+    )
 
     def __init__(self, planned_ids: list[str], scored: list[Request], plain: list[Request]) -> None:
+        self.batch_id: int | None = None  # None: the next step is another's
         self.planned_ids = planned_ids  # of the whole step, others among them
         self.num_scored = len(scored)
         self.requests = requests = scored + plain
