@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from benchmarks import report
 from vllm import _custom_ops as ops
 from vllm import platforms
-from vllm.v1.attention import get_attention_backend, make_attention_metadata, torch_reference
+from vllm.v1.attention import AttentionBackend, AttentionShape, get_attention_backend
+from vllm.v1.attention.backend import TorchReferenceBackend
 
 _POOL_BYTES = 192 << 20
 _PROBE_SIZE = 640  # three matrices of 1.6 MB
@@ -188,18 +189,24 @@ def make_attention_case(name: str, query_lens: list[int], seq_lens: list[int]) -
     free = iter(np.random.default_rng(0).permutation(sum(num_blocks)))
     for row, blocks in enumerate(num_blocks):
         tables[row, :blocks] = [next(free) for _ in range(blocks)]
-    attn = make_attention_metadata(np.array(query_lens), np.array(seq_lens), tables, block_size, "cpu")
+    kernels = get_attention_backend("cpu")
+    attn = kernels.make_metadata(np.array(query_lens), np.array(seq_lens), tables, block_size, "cpu")
     shape = (2, sum(num_blocks), block_size, num_kv_heads, head_dim)
     query = torch.randn(sum(query_lens), num_heads, head_dim)
     numbers = 2 * sum(seq_lens) * num_kv_heads * head_dim
     count = max(2, _POOL_BYTES // (4 * numbers))
     rivals: dict[str, Callable[[int], object]] = {}
     num_bytes: dict[str, int] = {}
-    attends = {"float32": get_attention_backend("cpu").attend, "bfloat16": get_attention_backend("cpu").attend}
-    for rival, attend in (attends | {"torch backend": torch_reference.attend}).items():
+    backends: dict[str, AttentionBackend] = {
+        "float32": kernels,
+        "bfloat16": kernels,
+        "torch backend": TorchReferenceBackend(),
+    }
+    how = AttentionShape(scale=0.125)
+    for rival, backend in backends.items():
         dtype = _KINDS.get(rival, torch.float32)
         pool = [torch.randn(shape).to(dtype) for _ in range(count)]
-        rivals[rival] = lambda turn, attend=attend, pool=pool: attend(query, pool[turn % count], attn, 0.125)
+        rivals[rival] = lambda turn, backend=backend, pool=pool: backend.attend(query, pool[turn % count], attn, how)
         num_bytes[rival] = numbers * dtype.itemsize
     pairs = sum(sum(range(n - q + 1, n + 1)) for q, n in zip(query_lens, seq_lens, strict=True))
     return Case(f"attention, {name}", rivals, num_bytes, 4 * num_heads * head_dim * pairs)

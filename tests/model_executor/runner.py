@@ -9,7 +9,7 @@ from vllm.checkpoints import read_transformer_config, resolve_checkpoint
 from vllm.config import LoadConfig, ModelConfig, VllmConfig
 from vllm.model_executor.model_loader import load_model
 from vllm.model_executor.models.llama import LlamaForCausalLM
-from vllm.v1.attention import compute_positions, make_attention_metadata, make_kv_caches
+from vllm.v1.attention import get_attention_backend
 
 
 def make_config(
@@ -59,7 +59,11 @@ class PagedRunner:
         self.model = model
         self.block_size = block_size
         self.device = next(model.parameters()).device
-        self.kv_caches = make_kv_caches(model.config, num_blocks, block_size, kv_dtype or model.dtype, self.device)
+        self.backend = get_attention_backend(self.device)
+        self.kv_caches = [
+            self.backend.make_cache(spec, num_blocks, block_size, kv_dtype or model.dtype, self.device)
+            for spec in model.get_cache_specs()
+        ]
         for cache in self.kv_caches:
             cache.fill_(float("nan"))
         self.free = list(np.random.default_rng(seed).permutation(num_blocks))
@@ -80,9 +84,9 @@ class PagedRunner:
         tables = np.full((len(tokens), max(len(self.tables[name]) for name in tokens) + 2), 2**31 - 1, np.int32)
         for row, name in enumerate(tokens):
             tables[row, : len(self.tables[name])] = self.tables[name]
-        attn = make_attention_metadata(query_lens, seq_lens, tables, self.block_size, self.device)
+        attn = self.backend.make_metadata(query_lens, seq_lens, tables, self.block_size, self.device)
         ids = torch.tensor([token for part in tokens.values() for token in part], device=self.device)
-        positions = torch.from_numpy(compute_positions(query_lens, seq_lens)).to(self.device)
+        positions = torch.from_numpy(attn.host.positions).to(self.device)
         hidden = self.model(ids, positions, self.kv_caches, attn)
         logits = self.model.compute_logits(hidden).cpu()
         assert logits.dtype == torch.float32

@@ -8,32 +8,23 @@ import pytest
 import torch
 
 from vllm import _custom_ops as ops
-from vllm.config import TransformerConfig
-from vllm.v1.attention import (
-    Attend,
-    AttentionMetadata,
-    compute_positions,
-    get_attention_backend,
-    kv_bytes_per_block,
-    make_attention_metadata,
-    make_kv_caches,
-    torch_reference,
-)
+from vllm.v1.attention import AttentionBackend, AttentionMetadata, AttentionShape, CacheSpec, torch_reference
+from vllm.v1.attention.backend import CpuBackend, TorchReferenceBackend
 
-BACKENDS = {"torch_reference": torch_reference.attend, "cpu_kernels": get_attention_backend("cpu").attend}
+BACKENDS: list[AttentionBackend] = [TorchReferenceBackend(), CpuBackend()]
 
 
-@pytest.fixture(autouse=True, params=list(BACKENDS))
-def backend(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(autouse=True, params=BACKENDS, ids=lambda backend: backend.name)
+def backend(request: pytest.FixtureRequest) -> AttentionBackend:
     """Every test runs on the reference and on the CPU's kernels."""
-    Batch.attend_by = staticmethod(BACKENDS[request.param])
-    return str(request.param)
+    Batch.backend = request.param
+    return Batch.backend
 
 
 class Batch:
     """Random requests whose contexts are in a cache already, and a step's queries, keys and values."""
 
-    attend_by: Attend
+    backend: AttentionBackend
 
     def __init__(
         self,
@@ -67,15 +58,28 @@ class Batch:
             values.append(kv[1, seq_len - query_len :])
         self.query, self.key, self.value = (torch.cat(x).to(dtype) for x in (queries, keys, values))
         self.query_lens, self.seq_lens = (np.array([pair[i] for pair in lens]) for i in (0, 1))
-        self.attn: AttentionMetadata = make_attention_metadata(
+        self.attn: AttentionMetadata = self.backend.make_metadata(
             self.query_lens, self.seq_lens, tables, block_size, "cpu"
         )
 
-    def attend(self, scale: float = 0.3, window: int | None = None) -> torch.Tensor:
+    def attend(
+        self,
+        scale: float = 0.3,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         ops.write_kv(self.key, self.value, self.cache, self.attn.slot_mapping)
-        return self.attend_by(self.query, self.cache, self.attn, scale, window)
+        shape = AttentionShape(scale, window, soft_cap)
+        return self.backend.attend(self.query, self.cache, self.attn, shape, sinks)
 
-    def attend_densely(self, scale: float = 0.3, window: int | None = None) -> torch.Tensor:
+    def attend_densely(
+        self,
+        scale: float = 0.3,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """float64, one request after the other, the whole score matrix."""
         outputs = []
         for query, kv, (query_len, seq_len) in zip(
@@ -87,7 +91,12 @@ class Batch:
             i = torch.arange(seq_len - query_len, seq_len)[:, None]
             j = torch.arange(seq_len)[None]
             visible = (j <= i) if window is None else (j <= i) & (j > i - window)
-            outputs.append((scores.masked_fill(~visible, -torch.inf).softmax(-1) @ values).transpose(0, 1))
+            if soft_cap is not None:
+                scores = soft_cap * (scores / soft_cap).tanh()
+            scores = scores.masked_fill(~visible, -torch.inf)
+            if sinks is not None:
+                scores = torch.cat((scores, sinks.double()[:, None, None].expand(-1, query_len, 1)), -1)
+            outputs.append((scores.softmax(-1)[..., :seq_len] @ values).transpose(0, 1))
         return torch.cat(outputs)
 
 
@@ -112,6 +121,17 @@ def test_mixed_batches_equal_dense_float64(settings: dict[str, Any], window: int
     )
 
 
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_soft_caps_and_sinks_equal_dense_float64(window: int | None, soft_cap: float | None, has_sinks: bool) -> None:
+    batch = Batch(MIXED)
+    sinks = torch.linspace(-3, 4, batch.num_heads) if has_sinks else None
+    got = batch.attend(window=window, soft_cap=soft_cap, sinks=sinks)
+    wanted = batch.attend_densely(window=window, soft_cap=soft_cap, sinks=sinks)
+    torch.testing.assert_close(got.double(), wanted, atol=2e-6, rtol=1e-5)
+
+
 def test_random_batches_equal_dense_float64() -> None:
     rng = random.Random(3)
     for seed in range(25):
@@ -128,7 +148,7 @@ def test_random_batches_equal_dense_float64() -> None:
 def test_the_references_tiles_and_groups_equal_dense_float64_and_keep_their_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Batch, "attend_by", staticmethod(torch_reference.attend))
+    monkeypatch.setattr(Batch, "backend", TorchReferenceBackend())
     monkeypatch.setattr(torch_reference, "_TILE_ROWS", 7)
     monkeypatch.setattr(torch_reference, "_MAX_GROUP_BYTES", 2048)
     batch = Batch(MIXED + [(1, 12)] * 20)
@@ -188,36 +208,31 @@ def test_huge_scores_do_not_overflow() -> None:
 def test_positions_and_slots_follow_the_block_tables() -> None:
     query_lens, seq_lens = np.array([2, 1, 3]), np.array([5, 1, 3])
     tables = np.array([[7, 2, 99], [0, 99, 99], [4, 99, 99]], np.int32)
-    assert compute_positions(query_lens, seq_lens).tolist() == [3, 4, 0, 0, 1, 2]
-    attn = make_attention_metadata(query_lens, seq_lens, tables, 4, "cpu")
+    attn = Batch.backend.make_metadata(query_lens, seq_lens, tables, 4, "cpu")
+    assert attn.host.positions.tolist() == [3, 4, 0, 0, 1, 2]
     assert attn.slot_mapping.tolist() == [7 * 4 + 3, 2 * 4, 0, 16, 17, 18]
     assert attn.query_starts.tolist() == [0, 2, 3, 6]
     assert (attn.max_query_len, attn.max_seq_len) == (3, 5)
 
 
-def test_a_token_each_stands_at_the_end_of_its_sequence() -> None:
-    query_lens, seq_lens = np.ones(3, np.int64), np.array([5, 1, 8])
+def test_a_token_each_stands_at_the_end_of_its_sequence_and_the_next_step_follows() -> None:
+    query_lens, seq_lens = np.ones(3, np.int64), np.array([5, 1, 7])
     tables = np.array([[7, 2, 99], [0, 99, 99], [4, 6, 99]], np.int32)
-    positions = compute_positions(query_lens, seq_lens)
-    assert positions.tolist() == [4, 0, 7]
-    for known in (None, positions):
-        attn = make_attention_metadata(query_lens, seq_lens, tables, 4, "cpu", known)
-        assert attn.slot_mapping.tolist() == [2 * 4, 0, 6 * 4 + 3]
-        assert attn.query_starts.tolist() == [0, 1, 2, 3]
+    attn = Batch.backend.make_metadata(query_lens, seq_lens, tables, 4, "cpu")
+    assert attn.host.positions.tolist() == [4, 0, 6]
+    assert attn.slot_mapping.tolist() == [2 * 4, 0, 6 * 4 + 2]
+    assert attn.query_starts.tolist() == [0, 1, 2, 3]
+    advanced = Batch.backend.advance_metadata(attn, "cpu")
+    anew = Batch.backend.make_metadata(query_lens, seq_lens + 1, tables, 4, "cpu")
+    for name in ("query_starts", "seq_lens", "block_tables", "slot_mapping"):
+        assert torch.equal(getattr(advanced, name), getattr(anew, name)), name
+    assert (advanced.max_query_len, advanced.max_seq_len) == (anew.max_query_len, anew.max_seq_len)
+    for mine, theirs in zip(advanced.host, anew.host, strict=True):
+        assert np.array_equal(mine, theirs)
+    assert attn.host.positions.tolist() == [4, 0, 6], "the step before keeps its own"
 
 
 def test_the_cache_takes_the_bytes_that_sizing_counts() -> None:
-    config = TransformerConfig(
-        architecture="LlamaForCausalLM",
-        vocab_size=8,
-        hidden_size=48,
-        intermediate_size=8,
-        num_hidden_layers=3,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=64,
-    )
-    caches = make_kv_caches(config, 10, 16, torch.bfloat16, "cpu")
-    assert [tuple(cache.shape) for cache in caches] == [(2, 10, 16, 2, 8)] * 3
-    assert sum(cache.nbytes for cache in caches) == 10 * kv_bytes_per_block(config, 16, torch.bfloat16)
+    cache = Batch.backend.make_cache(CacheSpec(2, 8), 10, 16, torch.bfloat16, "cpu")
+    assert tuple(cache.shape) == (2, 10, 16, 2, 8)
+    assert cache.nbytes == 10 * Batch.backend.count_block_bytes(CacheSpec(2, 8), 16, torch.bfloat16)

@@ -8,11 +8,13 @@ import torch
 
 from tests.v1.worker.steps import make_request, make_step
 from tests.v1.worker.test_sampling_inputs import assert_equal
+from vllm.v1.attention import get_attention_backend
 from vllm.v1.messages import SchedulerOutput
 from vllm.v1.worker.gpu_input_batch import InputBatch
 from vllm.v1.worker.sampled_rows import SampledRows, make_row_index
 from vllm.v1.worker.step_inputs import InputsOfSteps, StepInputs, make_step_inputs
 
+BACKEND = get_attention_backend("cpu")
 CPU = torch.device("cpu")
 BLOCK_SIZE = 8
 
@@ -76,7 +78,7 @@ def test_kept_inputs_equal_new_ones_over_a_random_walk() -> None:
     num_kept = num_steps = 0
     for seed in range(12):
         walk = Walk(seed)
-        inputs_of_steps = InputsOfSteps(walk.batch, BLOCK_SIZE, CPU)
+        inputs_of_steps = InputsOfSteps(walk.batch, BACKEND, BLOCK_SIZE, CPU)
         sampled_rows = SampledRows(walk.batch, 3, CPU)
         ids = None
         for number in range(150):
@@ -85,7 +87,7 @@ def test_kept_inputs_equal_new_ones_over_a_random_walk() -> None:
             if not step.num_scheduled_tokens:
                 continue
             got = inputs_of_steps.make(step)
-            assert_equal(got, make_step_inputs(walk.batch, step, BLOCK_SIZE, CPU))
+            assert_equal(got, make_step_inputs(walk.batch, step, BACKEND, BLOCK_SIZE, CPU))
             assert_equal(sampled_rows.find(got), SampledRows(walk.batch, 3, CPU).find(got))
             num_kept += got.request_ids is ids
             num_steps += 1
@@ -97,7 +99,7 @@ def test_kept_inputs_equal_new_ones_over_a_random_walk() -> None:
 @pytest.mark.parametrize("counts", [(1, 1), (0, 2), (2, 1), (1, 0)], ids=str)
 def test_a_step_of_other_lengths_is_made_anew(counts: tuple[int, int]) -> None:
     batch = InputBatch(max_num_reqs=2, max_model_len=64, block_size=BLOCK_SIZE, vocab_size=50)
-    inputs_of_steps = InputsOfSteps(batch, BLOCK_SIZE, CPU)
+    inputs_of_steps = InputsOfSteps(batch, BACKEND, BLOCK_SIZE, CPU)
     batch.add(make_request("a", [1, 2], block_ids=[4], num_computed_tokens=1))
     batch.add(make_request("b", [3, 4, 5], block_ids=[6], num_computed_tokens=2))
     kept = inputs_of_steps.make(make_step(num_scheduled={"a": 1, "b": 1}))
@@ -110,7 +112,7 @@ def test_a_step_of_other_lengths_is_made_anew(counts: tuple[int, int]) -> None:
     if counts == (1, 1):
         assert got.request_ids is kept.request_ids and got.input_ids.tolist() == [7, 7]
     else:
-        assert_equal(got, make_step_inputs(batch, step, BLOCK_SIZE, CPU))
+        assert_equal(got, make_step_inputs(batch, step, BACKEND, BLOCK_SIZE, CPU))
 
 
 def test_rows_of_hidden_states_are_those_named_whether_or_not_they_are_neighbours() -> None:

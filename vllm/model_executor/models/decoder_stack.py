@@ -174,5 +174,5 @@ def _describe_layer(layer: Any) -> DecoderLayer:
         mlp_norm=layer.post_attention_layernorm.weight,
         query_norm=None if attention.q_norm is None else attention.q_norm.weight,
         key_norm=None if attention.k_norm is None else attention.k_norm.weight,
-        sliding_window=attention.sliding_window,
+        sliding_window=attention.attn.shape.sliding_window,
     )

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
-from vllm import _custom_ops as ops
 from vllm.config import TransformerConfig
 from vllm.exceptions import ModelLoadError
 from vllm.model_executor.layers.activation import ACTIVATIONS, gate_and_multiply
@@ -22,7 +21,7 @@ from vllm.model_executor.layers.rotary import RotaryEmbedding, Rotation
 from vllm.model_executor.models.decoder_stack import DecoderStack
 from vllm.model_executor.number_types import NumberTypes
 from vllm.model_executor.weights import WeightSlot, collect_slots, is_ignored, list_names, to_canonical_name
-from vllm.v1.attention import AttentionBackend, AttentionMetadata
+from vllm.v1.attention import Attention, AttentionBackend, AttentionMetadata, CacheSpec
 
 
 class LlamaAttention(nn.Module):
@@ -30,36 +29,34 @@ class LlamaAttention(nn.Module):
 
     def __init__(self, config: TransformerConfig, layer: int, types: NumberTypes, backend: AttentionBackend) -> None:
         super().__init__()
-        self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.head_dim = config.head_dim
-        kv_size = self.num_kv_heads * self.head_dim
-        parts = {"q_proj": self.num_heads * self.head_dim, "k_proj": kv_size, "v_proj": kv_size}
+        num_heads, num_kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        kv_size = num_kv_heads * head_dim
+        parts = {"q_proj": num_heads * head_dim, "k_proj": kv_size, "v_proj": kv_size}
         self.qkv_proj = Linear(config.hidden_size, parts, has_bias=config.attention_bias, types=types)
-        self.o_proj = Linear(
-            self.num_heads * self.head_dim, config.hidden_size, has_bias=config.attention_out_bias, types=types
-        )
-        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, types.compute) if config.qk_norm else None
-        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, types.compute) if config.qk_norm else None
+        self.o_proj = Linear(num_heads * head_dim, config.hidden_size, has_bias=config.attention_out_bias, types=types)
+        self.q_norm = RMSNorm(head_dim, config.rms_norm_eps, types.compute) if config.qk_norm else None
+        self.k_norm = RMSNorm(head_dim, config.rms_norm_eps, types.compute) if config.qk_norm else None
         self.norm_eps = config.rms_norm_eps
         layers = config.sliding_window_layers
-        self.sliding_window = config.sliding_window if layers is None or layer in layers else None
-        self.scale = self.head_dim**-0.5
-        self.attend = backend.attend
+        self.attn = Attention(
+            backend,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            sliding_window=config.sliding_window if layers is None or layer in layers else None,
+        )
 
     def forward(
         self,
         hidden: torch.Tensor,  # [num_tokens, hidden_size]
         rotation: Rotation,
-        kv_cache: torch.Tensor,  # [2, num_blocks, block_size, num_kv_heads, head_dim]
+        kv_cache: torch.Tensor,
         attn: AttentionMetadata,
     ) -> torch.Tensor:  # [num_tokens, hidden_size]
-        heads = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
         query_norm = None if self.q_norm is None else self.q_norm.weight
         key_norm = None if self.k_norm is None else self.k_norm.weight
-        query = ops.rotate_and_write_kv(
-            heads, rotation.cos, rotation.sin, kv_cache, attn.slot_mapping, query_norm, key_norm, self.norm_eps
-        )
-        return self.o_proj(self.attend(query, kv_cache, attn, self.scale, self.sliding_window).flatten(1))
+        qkv = self.qkv_proj(hidden)
+        return self.o_proj(self.attn(qkv, rotation, kv_cache, attn, query_norm, key_norm, self.norm_eps))
 
 
 class LlamaMLP(nn.Module):
@@ -105,6 +102,7 @@ _LAYER_TYPES: dict[str, type[nn.Module]] = {
     "": LlamaLayer,
     "input_layernorm": RMSNorm,
     "self_attn": LlamaAttention,
+    "self_attn.attn": Attention,
     "self_attn.qkv_proj": Linear,
     "self_attn.q_norm": RMSNorm,
     "self_attn.k_norm": RMSNorm,
@@ -174,6 +172,10 @@ class LlamaForCausalLM(nn.Module):
         """Return the logits of the checkpoint's whole vocabulary, products and results in float32."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         return compute_float32_product(hidden, head, out)
+
+    def get_cache_specs(self) -> list[CacheSpec]:
+        """Return what each layer keeps in the KV cache."""
+        return [module.cache_spec for module in self.model.modules() if isinstance(module, Attention)]
 
     def expected_weight_names(self) -> set[str]:
         """Return the names, without "model.", of the weights that the model is made of."""

@@ -14,6 +14,7 @@ class HostMetadata(NamedTuple):
     seq_lens: np.ndarray  # [num_reqs] int64
     block_tables: np.ndarray  # [num_reqs, max_blocks] int32
     slot_mapping: np.ndarray  # [num_tokens] int64
+    positions: np.ndarray  # [num_tokens] int64, the absolute place of each token in its sequence
 
 
 @dataclass(slots=True)
@@ -42,7 +43,6 @@ def make_attention_metadata(
     block_tables: np.ndarray,  # [num_reqs, max_blocks] int32
     block_size: int,
     device: torch.device | str,
-    positions: np.ndarray | None = None,  # [num_tokens] int64: what compute_positions gives, where it is known
 ) -> AttentionMetadata:
     """Make a step's metadata from the host's arrays.
 
@@ -52,8 +52,7 @@ def make_attention_metadata(
     np.cumsum(query_lens, out=query_starts[1:])
     seq_lens = np.asarray(seq_lens, np.int64)
     block_tables = np.ascontiguousarray(block_tables, np.int32)
-    if positions is None:
-        positions = _compute_positions(query_starts, seq_lens)
+    positions = _compute_positions(query_starts, seq_lens)
     slots = _compute_slots(query_starts, positions, block_tables, block_size)
     return AttentionMetadata(
         query_starts=torch.from_numpy(query_starts.astype(np.int32)).to(device),
@@ -63,18 +62,26 @@ def make_attention_metadata(
         block_size=block_size,
         max_query_len=int(np.max(query_lens, initial=0)),
         max_seq_len=int(np.max(seq_lens, initial=0)),
-        host=HostMetadata(query_starts, seq_lens, block_tables, slots),
+        host=HostMetadata(query_starts, seq_lens, block_tables, slots, positions),
     )
 
 
-def compute_positions(
-    query_lens: np.ndarray,  # [num_reqs] int
-    seq_lens: np.ndarray,  # [num_reqs] int
-) -> np.ndarray:  # [num_tokens] int64
-    """Return the absolute place of each of the step's tokens, request after request."""
-    query_starts = np.zeros(len(query_lens) + 1, np.int64)
-    np.cumsum(query_lens, out=query_starts[1:])
-    return _compute_positions(query_starts, np.asarray(seq_lens, np.int64))
+def advance_attention_metadata(attn: AttentionMetadata, device: torch.device | str) -> AttentionMetadata:
+    """Return the metadata of the step after `attn`: one position more each, in the block of the last one."""
+    before = attn.host
+    host = before._replace(
+        seq_lens=before.seq_lens + 1, slot_mapping=before.slot_mapping + 1, positions=before.positions + 1
+    )
+    return AttentionMetadata(
+        query_starts=attn.query_starts,
+        seq_lens=torch.from_numpy(host.seq_lens.astype(np.int32)).to(device),
+        block_tables=attn.block_tables,
+        slot_mapping=torch.from_numpy(host.slot_mapping).to(device),
+        block_size=attn.block_size,
+        max_query_len=attn.max_query_len,
+        max_seq_len=attn.max_seq_len + 1,
+        host=host,
+    )
 
 
 def _compute_positions(query_starts: np.ndarray, seq_lens: np.ndarray) -> np.ndarray:

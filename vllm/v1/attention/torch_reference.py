@@ -51,21 +51,52 @@ def attend(
     attn: AttentionMetadata,
     scale: float,
     sliding_window: int | None = None,
+    *,
+    soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,  # [num_heads] float32
 ) -> torch.Tensor:  # [num_tokens, num_heads, head_dim], the query's dtype
     """Attend causally, over each request's own blocks.
 
-    Position i sees positions j ≤ i; with a sliding window only those with j > i − sliding_window.
+    Position i sees positions j ≤ i; with a sliding window only those with j > i − sliding_window. With a soft cap a
+    score s becomes soft_cap · tanh(s / soft_cap). A head's sink takes part in each of its softmaxes, without a value.
     """
     plan = attn.plans.get(sliding_window)
     if plan is None:
         plan = attn.plans[sliding_window] = _make_plan(attn, kv_cache, sliding_window)
     output = torch.empty_like(query, memory_format=torch.contiguous_format)
+    num_kv_heads = kv_cache.shape[3]
+    weights = _Weights(soft_cap, None if sinks is None else sinks.float().view(num_kv_heads, -1))
     for group in plan.groups:
-        output[group.rows] = _attend_decodes(query[group.rows], kv_cache, group, scale).to(query.dtype)
+        output[group.rows] = _attend_decodes(query[group.rows], kv_cache, group, scale, weights).to(query.dtype)
     for prefill in plan.prefills:
         rows = slice(prefill.first_row, prefill.end_row)
-        output[rows] = _attend_tile(query[rows], kv_cache, prefill, scale, sliding_window).to(query.dtype)
+        output[rows] = _attend_tile(query[rows], kv_cache, prefill, scale, sliding_window, weights).to(query.dtype)
     return output
+
+
+class _Weights(NamedTuple):
+    """From scores to the weights of values."""
+
+    soft_cap: float | None
+    sinks: torch.Tensor | None  # [num_kv_heads, heads a kv head] float32
+
+    @property
+    def is_plain(self) -> bool:
+        return self.soft_cap is None and self.sinks is None
+
+    def compute(
+        self,
+        scores: torch.Tensor,  # [..., heads a kv head or more rows of each, num_keys]
+        bias: torch.Tensor,  # broadcast to scores: 0 where visible, −inf elsewhere
+        sinks: torch.Tensor | None,  # [..., rows of scores, 1]
+    ) -> torch.Tensor:  # the shape of scores
+        if self.soft_cap is not None:
+            scores = self.soft_cap * torch.tanh(scores / self.soft_cap)
+        scores = scores + bias
+        if sinks is None:
+            return scores.softmax(-1)
+        with_sinks = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1)
+        return with_sinks.softmax(-1)[..., :-1]
 
 
 def _attend_decodes(
@@ -73,6 +104,7 @@ def _attend_decodes(
     kv_cache: torch.Tensor,
     group: _DecodeGroup,
     scale: float,
+    weights: _Weights,
 ) -> torch.Tensor:  # [group, num_heads, head_dim] float32
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads = kv_cache.shape[3]
@@ -84,8 +116,13 @@ def _attend_decodes(
     by_kv_head = (query.float() * scale).view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
     output = torch.empty_like(by_kv_head)
     for head in range(num_kv_heads):
-        scores = torch.baddbmm(group.bias, by_kv_head[:, head], keys[:, :, head].transpose(1, 2))
-        output[:, head] = torch.bmm(scores.softmax(-1), values[:, :, head])
+        if weights.is_plain:
+            shares = torch.baddbmm(group.bias, by_kv_head[:, head], keys[:, :, head].transpose(1, 2)).softmax(-1)
+        else:
+            sinks = None if weights.sinks is None else weights.sinks[head][:, None]
+            scores = torch.bmm(by_kv_head[:, head], keys[:, :, head].transpose(1, 2))
+            shares = weights.compute(scores, group.bias, sinks)
+        output[:, head] = torch.bmm(shares, values[:, :, head])
     return output.view(num_rows, num_heads, head_dim)
 
 
@@ -104,6 +141,7 @@ def _attend_tile(
     tile: _Prefill,
     scale: float,
     sliding_window: int | None,
+    weights: _Weights,
 ) -> torch.Tensor:  # [num_rows, num_heads, head_dim] float32
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads = kv_cache.shape[3]
@@ -128,7 +166,12 @@ def _attend_tile(
     visible = key_positions <= row_positions
     if sliding_window is not None:
         visible &= key_positions > row_positions - sliding_window
-    attended = F.scaled_dot_product_attention(rows, keys, values, attn_mask=visible, scale=scale)
+    if weights.is_plain:
+        attended = F.scaled_dot_product_attention(rows, keys, values, attn_mask=visible, scale=scale)
+    else:
+        bias = torch.zeros(visible.shape, device=query.device).masked_fill_(~visible, -torch.inf)
+        sinks = None if weights.sinks is None else weights.sinks.repeat(1, num_rows)[None, :, :, None]
+        attended = weights.compute(rows @ keys.transpose(2, 3) * scale, bias, sinks) @ values
     return attended[0].view(num_kv_heads, num_rows, group, head_dim).transpose(0, 1).reshape(query.shape)
 
 

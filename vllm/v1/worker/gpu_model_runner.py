@@ -15,7 +15,7 @@ from vllm import host_memory
 from vllm.config import VllmConfig
 from vllm.model_executor.model_loader import load_model
 from vllm.model_executor.number_types import choose_number_types
-from vllm.v1.attention import compute_positions, kv_bytes_per_block, make_attention_metadata, make_kv_caches
+from vllm.v1.attention import get_attention_backend
 from vllm.v1.messages import ModelRunnerOutput, SchedulerOutput
 from vllm.v1.sample.ops.logprobs import RowKind, score
 from vllm.v1.sample.sampler import Sampler
@@ -51,6 +51,7 @@ class GPUModelRunner:
     def __init__(self, vllm_config: VllmConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.vllm_config = vllm_config
         self.device = device
+        self.backend = get_attention_backend(device)
         self.dtype = dtype
         quantization = vllm_config.model_config.quantization
         self.compute_dtype = choose_number_types(
@@ -111,14 +112,14 @@ class GPUModelRunner:
     def allocate_batch(self, max_model_len: int) -> None:
         """Take the persistent batch."""
         self.batch = InputBatch(self.max_num_reqs, max_model_len, self.block_size, self.vocab_size)
-        self.inputs_of_steps = InputsOfSteps(self.batch, self.block_size, self.device)
+        self.inputs_of_steps = InputsOfSteps(self.batch, self.backend, self.block_size, self.device)
         self.sampled_rows = SampledRows(self.batch, self.workspace_rows, self.device)
         self.sampling_inputs = SamplingInputs(self.batch)
 
     def allocate_kv_caches(self, num_blocks: int) -> None:
         """Take the KV cache, and what blocks keep for prompt logprobs; pages are touched when they are written."""
         transformer = self.vllm_config.model_config.transformer
-        self.kv_caches = make_kv_caches(transformer, num_blocks, self.block_size, self.kv_dtype, self.device)
+        self.kv_caches = self._make_kv_caches(num_blocks)
         cache_config = self.vllm_config.cache_config
         if cache_config.keeps_prompt_logprobs:
             self.score_store = ScoreStore(
@@ -132,6 +133,12 @@ class GPUModelRunner:
                 device=self.device,
             )
 
+    def _make_kv_caches(self, num_blocks: int) -> list[torch.Tensor]:  # a layer
+        return [
+            self.backend.make_cache(spec, num_blocks, self.block_size, self.kv_dtype, self.device)
+            for spec in self.model.get_cache_specs()
+        ]
+
     def drop_kv_caches(self) -> None:
         """Give the KV cache back; `allocate_kv_caches` takes it again."""
         self.kv_caches = []
@@ -140,7 +147,10 @@ class GPUModelRunner:
     def kv_bytes_per_block(self) -> int:
         """Return the bytes of a block: keys, values, and what it keeps for prompt logprobs."""
         transformer, cache_config = self.vllm_config.model_config.transformer, self.vllm_config.cache_config
-        num_bytes = kv_bytes_per_block(transformer, self.block_size, self.kv_dtype)
+        num_bytes = sum(
+            self.backend.count_block_bytes(spec, self.block_size, self.kv_dtype)
+            for spec in self.model.get_cache_specs()
+        )
         if cache_config.keeps_prompt_logprobs:
             num_kept = cache_config.num_kept_logprobs
             num_bytes += ScoreStore.bytes_per_block(
@@ -159,11 +169,9 @@ class GPUModelRunner:
         )
         max_blocks = -(-longest // self.block_size)
         tables = np.arange(len(query_lens) * max_blocks, dtype=np.int32).reshape(len(query_lens), max_blocks)
-        kv_caches = make_kv_caches(
-            config.model_config.transformer, tables.size, self.block_size, self.kv_dtype, self.device
-        )
-        attn = make_attention_metadata(query_lens, query_lens, tables, self.block_size, self.device)
-        positions = torch.from_numpy(compute_positions(query_lens, query_lens)).to(self.device)
+        kv_caches = self._make_kv_caches(tables.size)
+        attn = self.backend.make_metadata(query_lens, query_lens, tables, self.block_size, self.device)
+        positions = torch.from_numpy(attn.host.positions).to(self.device)
         hidden = self.model(torch.zeros_like(positions), positions, kv_caches, attn)
         rows = hidden[: self.workspace_rows]
         self.model.compute_logits(rows, out=self.workspace[: len(rows)])
@@ -187,7 +195,7 @@ class GPUModelRunner:
         self._update_batch(step)
         marks.append(time.perf_counter())
         results = StepResults()
-        copy_blocks(self.kv_caches, self.score_store, step.block_copies)
+        copy_blocks(self.kv_caches, self.backend, self.score_store, step.block_copies)
         if step.total_num_scheduled_tokens == 0:
             self._score_prompts(None, None, step, results)
             return results.finish()

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from vllm.v1.attention import AttentionMetadata, compute_positions, make_attention_metadata
+from vllm.v1.attention import AttentionBackend, AttentionMetadata
 from vllm.v1.messages import BlockCopy, SchedulerOutput
 from vllm.v1.worker.gpu_input_batch import InputBatch
 from vllm.v1.worker.score_store import ScoreStore
@@ -24,7 +24,9 @@ class StepInputs(NamedTuple):
     attn: AttentionMetadata
 
 
-def make_step_inputs(batch: InputBatch, step: SchedulerOutput, block_size: int, device: torch.device) -> StepInputs:
+def make_step_inputs(
+    batch: InputBatch, step: SchedulerOutput, backend: AttentionBackend, block_size: int, device: torch.device
+) -> StepInputs:
     """Gather the step's tokens, positions and block tables from the batch; some request has a position to run."""
     scheduled = {request_id: count for request_id, count in step.num_scheduled_tokens.items() if count > 0}
     request_ids = list(scheduled)
@@ -34,13 +36,13 @@ def make_step_inputs(batch: InputBatch, step: SchedulerOutput, block_size: int, 
     seq_lens = first_positions + query_lens
     num_tokens = batch.num_tokens[rows]
     assert (seq_lens <= num_tokens).all(), "a step may not run past a sequence's known tokens"
-    positions = compute_positions(query_lens, seq_lens)
-    token_rows = rows if len(positions) == len(rows) else np.repeat(rows, query_lens)
     max_blocks = -(-int(seq_lens.max()) // block_size)
     assert (batch.block_table.num_blocks[rows] * block_size >= seq_lens).all(), "a request ran out of blocks"
-    attn = make_attention_metadata(
-        query_lens, seq_lens, batch.block_table.take_rows(rows, max_blocks), block_size, device, positions
+    attn = backend.make_metadata(
+        query_lens, seq_lens, batch.block_table.take_rows(rows, max_blocks), block_size, device
     )
+    positions = attn.host.positions
+    token_rows = rows if len(positions) == len(rows) else np.repeat(rows, query_lens)
     return StepInputs(
         request_ids=request_ids,
         rows=rows,
@@ -61,8 +63,9 @@ class InputsOfSteps:
     own data out of the cache.
     """
 
-    def __init__(self, batch: InputBatch, block_size: int, device: torch.device) -> None:
+    def __init__(self, batch: InputBatch, backend: AttentionBackend, block_size: int, device: torch.device) -> None:
         self._batch = batch
+        self._backend = backend
         self._block_size = block_size
         self._device = device
         self._last: StepInputs | None = None
@@ -73,10 +76,10 @@ class InputsOfSteps:
         """Do what `make_step_inputs` does; a sequence that was sampled from in the last step has got its token."""
         last, self._last = self._last, None
         if last is not None and self._goes_on(last, step):
-            inputs = _follow(last, self._batch, self._device)
+            inputs = _follow(last, self._batch, self._backend, self._device)
             self._num_steps_left -= 1
         else:
-            inputs = make_step_inputs(self._batch, step, self._block_size, self._device)
+            inputs = make_step_inputs(self._batch, step, self._backend, self._block_size, self._device)
             self._num_steps_left = _count_steps_in_blocks(inputs, self._block_size)
         if self._num_steps_left > 0:
             self._last, self._num_changes = inputs, self._batch.num_changes
@@ -99,12 +102,11 @@ def _count_steps_in_blocks(inputs: StepInputs, block_size: int) -> int:
     return block_size - 1 - int(((inputs.attn.host.seq_lens - 1) % block_size).max())
 
 
-def _follow(last: StepInputs, batch: InputBatch, device: torch.device) -> StepInputs:
+def _follow(last: StepInputs, batch: InputBatch, backend: AttentionBackend, device: torch.device) -> StepInputs:
     """Return the inputs of the step after `last`: each sequence's next token, in the block of its last one."""
-    attn = last.attn
-    positions = attn.host.seq_lens
+    attn = backend.advance_metadata(last.attn, device)
+    positions = attn.host.positions
     tokens = batch.token_ids[last.rows, positions].astype(np.int64)
-    host = attn.host._replace(seq_lens=positions + 1, slot_mapping=attn.host.slot_mapping + 1)
     return StepInputs(
         request_ids=last.request_ids,
         rows=last.rows,
@@ -113,21 +115,14 @@ def _follow(last: StepInputs, batch: InputBatch, device: torch.device) -> StepIn
         is_sampled=last.is_sampled,
         input_ids=torch.from_numpy(tokens).to(device),
         positions=torch.from_numpy(positions).to(device),
-        attn=AttentionMetadata(
-            query_starts=attn.query_starts,
-            seq_lens=torch.from_numpy(host.seq_lens.astype(np.int32)).to(device),
-            block_tables=attn.block_tables,
-            slot_mapping=torch.from_numpy(host.slot_mapping).to(device),
-            block_size=attn.block_size,
-            max_query_len=attn.max_query_len,
-            max_seq_len=attn.max_seq_len + 1,
-            host=host,
-        ),
+        attn=attn,
     )
 
 
-def copy_blocks(kv_caches: list[torch.Tensor], store: ScoreStore | None, copies: list[BlockCopy]) -> None:
-    """Run a step's block copies, in order, on every layer ([2, num_blocks, block_size, num_kv_heads, head_dim])."""
+def copy_blocks(
+    kv_caches: list[torch.Tensor], backend: AttentionBackend, store: ScoreStore | None, copies: list[BlockCopy]
+) -> None:
+    """Run a step's block copies, in order, on every layer."""
     if not copies:
         return
     origin: dict[int, int] = {}  # block → the block whose content it ends with, so that all can be read first
@@ -137,6 +132,6 @@ def copy_blocks(kv_caches: list[torch.Tensor], store: ScoreStore | None, copies:
     targets = torch.tensor(list(origin), device=device)
     sources = torch.tensor(list(origin.values()), device=device)
     for kv_cache in kv_caches:
-        kv_cache[:, targets] = kv_cache[:, sources]
+        backend.copy_blocks(kv_cache, sources, targets)
     if store is not None:
         store.copy_blocks(sources, targets)
