@@ -152,11 +152,6 @@ class SimulatedEngine:
             architecture="LlamaForCausalLM",
             vocab_size=self.tokenizer.vocab_size,
             hidden_size=8,
-            intermediate_size=8,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-            num_key_value_heads=1,
-            head_dim=8,
             max_position_embeddings=max_model_len,
         )
         return VllmConfig(

@@ -14,29 +14,60 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig:
-    """The shape of a decoder, read from config.json or from GGUF metadata, under one set of names."""
+class RopeConfig:
+    """One way to rotate heads by position; layers may differ in theirs."""
 
-    architecture: str  # "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
+    theta: float = 10000.0
+    rotary_dim: int  # leading elements of each head that are rotated
+    scaling: dict[str, Any] | None = None  # rope_type and its own parameters, HF names
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """One layer's attention."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: int = 0  # which of TransformerConfig.ropes
+    sliding_window: int | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+    has_qk_norm: bool = False  # RMSNorm on each head's q and k
+    is_fused: bool = False  # the checkpoint holds q, k and v as one matrix, qkv_proj
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlpConfig:
+    """One layer's gated feed-forward part."""
+
+    size: int
+    activation: str = "silu"
+    bias: bool = False
+    is_fused: bool = False  # the checkpoint holds gate and up as one matrix, gate_up_proj
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerConfig:
+    """One layer: norm, attention, norm, feed-forward, each pair added to the residual stream."""
+
+    attention: AttentionConfig
+    mlp: MlpConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """The shape of a decoder, as its family (vllm/model_executor/families/) reads it from a checkpoint."""
+
+    architecture: str  # a name that ModelRegistry knows
+    model: str = ""  # "module:Class" of what computes it
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
     max_position_embeddings: int
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = 10000.0
-    rope_scaling: dict[str, Any] | None = None  # rope_type and its own parameters, HF names
+    layers: tuple[LayerConfig, ...] = ()
+    ropes: tuple[RopeConfig, ...] = ()
+    norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
-    sliding_window: int | None = None
-    sliding_window_layers: tuple[int, ...] | None = None  # None: every layer, when sliding_window is set
-    attention_bias: bool = False  # on q, k, v
-    attention_out_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False  # RMSNorm on each head's q and k (Qwen3)
-    hidden_act: str = "silu"
     bos_token_id: int | None = None
     eos_token_id: int | None = None
     dtype: str = "float32"  # of the checkpoint

@@ -37,7 +37,12 @@ STRANGERS = [("vllm.v1.core", "vllm.v1.worker"), ("vllm.v1.core", "vllm.v1.execu
 
 TORCH_ALLOWED_LAYERS = {1, 2, 3}
 TORCH_ALLOWED_FILES = {"vllm.v1.outputs": "what stays on the device", "vllm.platforms": "asks torch for CUDA, lazily"}
-TORCH_FORBIDDEN_PREFIXES = ("vllm.tokenizers", "vllm.checkpoints")
+TORCH_FORBIDDEN_PREFIXES = (
+    "vllm.tokenizers",
+    "vllm.checkpoints",
+    "vllm.model_executor.families",  # the front end reads configurations
+    "vllm.model_executor.models.registry",
+)
 
 # Imports inside functions that stand, each with its reason.
 LAZY_EXCEPTIONS: dict[str, str] = {

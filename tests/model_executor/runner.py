@@ -5,10 +5,11 @@ import pathlib
 import numpy as np
 import torch
 
-from vllm.checkpoints import read_transformer_config, resolve_checkpoint
+from vllm.checkpoints import resolve_checkpoint
 from vllm.config import LoadConfig, ModelConfig, VllmConfig
 from vllm.model_executor.model_loader import load_model
-from vllm.model_executor.models.llama import LlamaForCausalLM
+from vllm.model_executor.models.decoder import DecoderForCausalLM
+from vllm.model_executor.models.registry import read_transformer_config
 from vllm.v1.attention import get_attention_backend
 
 
@@ -41,7 +42,7 @@ def load(
     max_model_len: int | None = None,
     load_format: str = "auto",
     quantization: str | None = None,
-) -> LlamaForCausalLM:
+) -> DecoderForCausalLM:
     return load_model(make_config(path, max_model_len, load_format, quantization), dtype, torch.device(device))
 
 
@@ -50,7 +51,7 @@ class PagedRunner:
 
     def __init__(
         self,
-        model: LlamaForCausalLM,
+        model: DecoderForCausalLM,
         block_size: int = 4,
         num_blocks: int = 128,
         seed: int = 0,

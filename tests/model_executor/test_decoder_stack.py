@@ -16,7 +16,7 @@ from tests.tiny_models import load_tiny_reference, write_tiny_model
 from vllm import LLM, SamplingParams, platforms
 from vllm.model_executor.layers.norm import RMSNorm
 from vllm.model_executor.models import decoder_stack
-from vllm.model_executor.models.llama import LlamaForCausalLM
+from vllm.model_executor.models.decoder import DecoderForCausalLM
 from vllm.v1.attention import make_attention_metadata
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -47,7 +47,7 @@ def restore_threads() -> Any:
 
 
 def run(
-    model: LlamaForCausalLM,
+    model: DecoderForCausalLM,
     *,
     one_call: bool,
     steps: list[dict[str, int]] = STEPS,
@@ -65,7 +65,7 @@ def run(
     return outputs
 
 
-def is_one_call(model: LlamaForCausalLM) -> bool:
+def is_one_call(model: DecoderForCausalLM) -> bool:
     return model.stack.count_scratch_bytes(1) > 0
 
 
@@ -112,14 +112,14 @@ def test_a_team_of_any_size_gives_the_same_bits(tmp_path: pathlib.Path, kind: st
 
 
 @pytest.fixture
-def model(tmp_path: pathlib.Path) -> LlamaForCausalLM:
+def model(tmp_path: pathlib.Path) -> DecoderForCausalLM:
     return load(write_tiny_model(tmp_path, tokenizer=False))
 
 
 SHORT = [{"a": 5}, {"a": 1}]
 
 
-def test_hooks_on_any_module_are_called(model: LlamaForCausalLM) -> None:
+def test_hooks_on_any_module_are_called(model: DecoderForCausalLM) -> None:
     before = run(model, one_call=True, steps=SHORT)
     heard: list[str] = []
     for name, module in model.model.named_modules():
@@ -146,7 +146,7 @@ class HalvedNorm(RMSNorm):
 
 
 @pytest.mark.parametrize("path", ["layers.1.post_attention_layernorm", "norm"])
-def test_a_replaced_module_is_what_runs(model: LlamaForCausalLM, path: str) -> None:
+def test_a_replaced_module_is_what_runs(model: DecoderForCausalLM, path: str) -> None:
     before = run(model, one_call=True, steps=SHORT)
     original = model.model.get_submodule(path)
     halved = HalvedNorm(48, original.eps, torch.float32)
@@ -158,7 +158,7 @@ def test_a_replaced_module_is_what_runs(model: LlamaForCausalLM, path: str) -> N
     assert are_equal(run(model, one_call=True, steps=SHORT), before)
 
 
-def test_a_forward_put_on_one_module_is_what_runs(model: LlamaForCausalLM) -> None:
+def test_a_forward_put_on_one_module_is_what_runs(model: DecoderForCausalLM) -> None:
     run(model, one_call=True, steps=SHORT)
     mlp = model.model.layers[0].mlp
     mlp.forward = lambda hidden: torch.zeros_like(hidden)
@@ -167,7 +167,7 @@ def test_a_forward_put_on_one_module_is_what_runs(model: LlamaForCausalLM) -> No
     assert is_one_call(model)
 
 
-def test_weights_count_from_the_next_step_however_they_come(tmp_path: pathlib.Path, model: LlamaForCausalLM) -> None:
+def test_weights_count_from_the_next_step_however_they_come(tmp_path: pathlib.Path, model: DecoderForCausalLM) -> None:
     before = run(model, one_call=True, steps=SHORT)
     other = load(write_tiny_model(tmp_path / "other", tokenizer=False, seed=1))
     wanted = run(other, one_call=False, steps=SHORT)
@@ -183,7 +183,7 @@ def test_weights_count_from_the_next_step_however_they_come(tmp_path: pathlib.Pa
     assert not are_equal(run(model, one_call=True, steps=SHORT), before)
 
 
-def test_a_copy_of_a_model_has_its_own_weights(model: LlamaForCausalLM) -> None:
+def test_a_copy_of_a_model_has_its_own_weights(model: DecoderForCausalLM) -> None:
     before = run(model, one_call=True, steps=SHORT)
     copied = copy.deepcopy(model)
     for parameter in model.parameters():
@@ -198,7 +198,7 @@ def test_an_activation_that_the_kernels_lack_runs_by_modules(tmp_path: pathlib.P
 
 
 @pytest.mark.parametrize("what", ["token", "slot", "block"])
-def test_what_lies_outside_its_table_is_refused(model: LlamaForCausalLM, what: str) -> None:
+def test_what_lies_outside_its_table_is_refused(model: DecoderForCausalLM, what: str) -> None:
     runner = PagedRunner(model)
     runner.step({"a": [1, 2, 3]})
     tables = torch.tensor([runner.tables["a"]], dtype=torch.int32)
@@ -214,7 +214,7 @@ def test_what_lies_outside_its_table_is_refused(model: LlamaForCausalLM, what: s
 
 
 def test_rotations_from_the_table_are_those_of_the_modules(tmp_path: pathlib.Path) -> None:
-    rotary = load(write_tiny_model(tmp_path, tokenizer=False, head_dim=16)).rotary
+    rotary = load(write_tiny_model(tmp_path, tokenizer=False, head_dim=16)).rotaries[0]
     for num_positions in (1, 1025, 3000):  # the table grows
         table = rotary.get_table(num_positions)
         assert len(table) >= num_positions
@@ -223,7 +223,7 @@ def test_rotations_from_the_table_are_those_of_the_modules(tmp_path: pathlib.Pat
         assert torch.equal(torch.cat(rotation, -1)[:, 0], table[positions])
 
 
-def test_scratch_grows_with_the_step_but_not_its_widest_part(model: LlamaForCausalLM) -> None:
+def test_scratch_grows_with_the_step_but_not_its_widest_part(model: DecoderForCausalLM) -> None:
     count = model.stack.count_scratch_bytes
     assert 0 < count(1) < count(512) < count(1024) < count(2048)
     # From 192 rows on gates are not written: each further row takes what the first 192 took, less 160 gates and more.
@@ -260,7 +260,7 @@ def test_an_engine_looks_again_when_its_caller_may_have_changed_something(
     llm.shutdown()
 
 
-def test_a_caller_who_tells_of_changes_spares_the_looks(model: LlamaForCausalLM) -> None:
+def test_a_caller_who_tells_of_changes_spares_the_looks(model: DecoderForCausalLM) -> None:
     model.stack.look_again()
     run(model, one_call=True, steps=SHORT)
     handle = model.model.norm.register_forward_hook(lambda *_: None)

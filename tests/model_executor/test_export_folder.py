@@ -12,10 +12,11 @@ import transformers
 
 from tests.checkpoints.tiny_gguf import write_tiny_gguf
 from tests.tiny_models import write_tiny_model
-from vllm.checkpoints import read_transformer_config, resolve_checkpoint
+from vllm.checkpoints import resolve_checkpoint
 from vllm.exceptions import ModelLoadError
 from vllm.model_executor.model_loader import export_folder
 from vllm.model_executor.model_loader.export_folder import embedded_model_folder, export_gguf, find_embedded_model
+from vllm.model_executor.models.registry import read_transformer_config
 
 
 def test_transformers_reads_the_folder(smollm2_folder: pathlib.Path) -> None:

@@ -10,7 +10,7 @@ from tests.model_executor.runner import PagedRunner, compute_reference_logits, l
 from tests.tiny_models import load_tiny_reference, write_tiny_model
 from vllm.exceptions import ModelLoadError
 from vllm.model_executor.layers import embedding
-from vllm.model_executor.models.llama import LlamaForCausalLM
+from vllm.model_executor.models.decoder import DecoderForCausalLM
 from vllm.model_executor.models.registry import ModelRegistry
 
 IDS = [5, 9, 300, 44, 501, 12, 7]
@@ -19,14 +19,14 @@ ARCHITECTURES = ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
 
 def make_pair(
     tmp_path: pathlib.Path, architecture: str = "LlamaForCausalLM", **overrides: object
-) -> tuple[LlamaForCausalLM, torch.nn.Module]:
+) -> tuple[DecoderForCausalLM, torch.nn.Module]:
     """Return our model of one seed, and the reference of another: a step of training away."""
     old = write_tiny_model(tmp_path / "old", architecture, seed=1, tokenizer=False, **overrides)
     new = write_tiny_model(tmp_path / "new", architecture, seed=2, tokenizer=False, **overrides)
     return load(old), load_tiny_reference(new)
 
 
-def compute_logits(model: LlamaForCausalLM) -> torch.Tensor:
+def compute_logits(model: DecoderForCausalLM) -> torch.Tensor:
     return PagedRunner(model).run_in_chunks("a", IDS, 4)
 
 
@@ -150,6 +150,6 @@ def test_the_registry_names_what_is_served() -> None:
         "Qwen2ForCausalLM",
         "Qwen3ForCausalLM",
     ]
-    assert ModelRegistry.resolve("Qwen2ForCausalLM").__name__ == "Qwen2ForCausalLM"
+    assert ModelRegistry.resolve("Qwen2ForCausalLM").model_type == "qwen2"
     with pytest.raises(ModelLoadError, match="'GPT2LMHeadModel' is not served.*LlamaForCausalLM"):
         ModelRegistry.resolve("GPT2LMHeadModel")

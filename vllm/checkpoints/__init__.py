@@ -1,13 +1,13 @@
-"""Checkpoints on disk: finding them, their configuration and their file formats. No torch, no transformers."""
+"""Checkpoints on disk: finding them, what any of them says of itself, and their file formats. No torch."""
 
-from vllm.checkpoints.architectures import SERVED_ARCHITECTURES
 from vllm.checkpoints.checkpoint import Checkpoint, read_generation_eos_token_ids, resolve_checkpoint
+from vllm.checkpoints.fields import Fields
 from vllm.checkpoints.gguf_file import GgmlType, GgufFile, GgufTensor, open_gguf
-from vllm.checkpoints.transformer_config import ModelLenLimits, derive_model_len_limits, read_transformer_config
+from vllm.checkpoints.rope_config import ModelLenLimits, derive_model_len_limits
 
 __all__ = [
-    "SERVED_ARCHITECTURES",
     "Checkpoint",
+    "Fields",
     "GgmlType",
     "GgufFile",
     "GgufTensor",
@@ -15,6 +15,5 @@ __all__ = [
     "derive_model_len_limits",
     "open_gguf",
     "read_generation_eos_token_ids",
-    "read_transformer_config",
     "resolve_checkpoint",
 ]

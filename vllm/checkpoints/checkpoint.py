@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from vllm.checkpoints.gguf_config import make_generation_config
-from vllm.checkpoints.gguf_file import open_gguf
+from vllm.checkpoints.gguf_file import GgufFile, open_gguf
 from vllm.checkpoints.json_file import read_json_object, read_json_object_if_there
 from vllm.exceptions import ModelLoadError
 
@@ -70,7 +69,7 @@ def _make_gguf_checkpoint(path: pathlib.Path) -> Checkpoint:
         raise ModelLoadError(
             f"model {str(path)!r}: a single file must be a .gguf file; for other weights give their folder"
         )
-    generation_config = make_generation_config(open_gguf(path))
+    generation_config = _make_generation_config(open_gguf(path))
     return Checkpoint(kind="gguf", path=str(path), generation_config=generation_config)
 
 
@@ -122,3 +121,17 @@ def _download(model: str, revision: str | None, hf_token: str | None, download_d
             f"{download_dir or HF_HUB_CACHE}; the hub{offline}, which said: {type(error).__name__}: {error}. "
             f"Without a network, give the path of a Hugging Face folder or of a .gguf file."
         ) from error
+
+
+def _make_generation_config(gguf: GgufFile) -> dict[str, Any]:
+    """Return what generation_config.json would say: the special ids in the tokenizer's metadata."""
+    found: dict[str, Any] = {}
+    for name, key in (("bos_token_id", "bos"), ("pad_token_id", "padding")):
+        value = gguf.metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if type(value) is int:
+            found[name] = value
+    ends = [gguf.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
+    ids = list(dict.fromkeys(end for end in ends if type(end) is int))
+    if ids:
+        found["eos_token_id"] = ids[0] if len(ids) == 1 else ids
+    return found

@@ -7,14 +7,13 @@ compared with it.
 import math
 from typing import Any
 
-from vllm.config import TransformerConfig
 from vllm.exceptions import ModelLoadError, shorten
 
 MAX_LAYERS = 4096
 MAX_HEADS = 1 << 16
 MAX_WIDTH = 1 << 22
 MAX_VOCAB_SIZE = 1 << 26
-_SERVED_ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
+MAX_LENGTH = 1 << 40  # of a sequence
 
 
 class Fields:
@@ -75,27 +74,3 @@ class Fields:
                 raise ModelLoadError(f"{self.where}: {self.prefix}{name} is missing")
             return default
         return value
-
-
-def check_transformer_config(config: TransformerConfig, where: str) -> TransformerConfig:
-    """Return `config` when its numbers fit each other.
-
-    Raises:
-        ModelLoadError: they don't; names the fields and their values.
-    """
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    if heads % kv_heads:
-        raise ModelLoadError(
-            f"{where}: num_attention_heads must be a multiple of num_key_value_heads; got {heads} and {kv_heads}"
-        )
-    if config.head_dim % 2:
-        raise ModelLoadError(f"{where}: head_dim must be even (rotary embedding turns pairs); got {config.head_dim}")
-    if not 1 < config.rope_theta <= 1e30:
-        raise ModelLoadError(f"{where}: rope_theta must be above 1 (and at most 1e30); got {config.rope_theta}")
-    if config.head_dim == 2 and (config.rope_scaling or {}).get("rope_type") == "dynamic":
-        raise ModelLoadError(f"{where}: dynamic rope scaling needs a head_dim above 2")
-    if config.hidden_act not in _SERVED_ACTIVATIONS:
-        raise ModelLoadError(
-            f"{where}: hidden_act must be one of {', '.join(_SERVED_ACTIVATIONS)}; got {config.hidden_act!r}"
-        )
-    return config

@@ -333,3 +333,12 @@ class _Parser:
 
     def _error(self, field: str, value: Any, rule: str) -> ModelLoadError:
         return ModelLoadError(f"{self.path}: {shorten(field)}: {shorten(value)} {rule}")
+
+
+def find_gguf_dtype(gguf: GgufFile) -> str:
+    """Return the type of most of the weights' bytes; quantised ones are computed in float32, which loses nothing."""
+    sizes: dict[GgmlType, int] = {}
+    for tensor in gguf.tensors.values():
+        sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.nbytes
+    most = max(sizes, key=lambda kind: sizes[kind])
+    return {GgmlType.BF16: "bfloat16", GgmlType.F16: "float16"}.get(most, "float32")

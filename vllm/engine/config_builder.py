@@ -11,7 +11,6 @@ from vllm.checkpoints import (
     Checkpoint,
     derive_model_len_limits,
     read_generation_eos_token_ids,
-    read_transformer_config,
     resolve_checkpoint,
 )
 from vllm.config import (
@@ -26,6 +25,7 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.exceptions import VLLMUnsupportedError, VLLMValidationError
+from vllm.model_executor.models.registry import read_transformer_config
 from vllm.tokenizers.loader import find_tokenizer_path
 
 DTYPE_NAMES = {

@@ -36,11 +36,6 @@ def make_config(
         architecture="LlamaForCausalLM",
         vocab_size=VOCAB_SIZE,
         hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=8,
         max_position_embeddings=max_model_len,
     )
     model = ModelConfig(model="m", path="m", tokenizer="m", transformer=transformer, max_model_len=max_model_len)

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm.config import LoadConfig, ModelConfig, TransformerConfig, VllmConfig
+from vllm.config import (
+    AttentionConfig,
+    LayerConfig,
+    LoadConfig,
+    MlpConfig,
+    ModelConfig,
+    RopeConfig,
+    TransformerConfig,
+    VllmConfig,
+)
 from vllm.exceptions import ModelLoadError, VLLMServerError, VLLMUnsupportedError, VLLMValidationError
 from vllm.logprobs import FlatLogprobs
 from vllm.logprobs_buffer import LogprobsBuffer
@@ -261,18 +270,14 @@ def test_an_error_of_another_kind_keeps_its_name_and_text() -> None:
 
 
 def test_a_configuration_arrives_whole() -> None:
+    attention = AttentionConfig(num_heads=2, num_kv_heads=1, head_dim=4, sliding_window=7)
     transformer = TransformerConfig(
         architecture="LlamaForCausalLM",
         vocab_size=9,
         hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=4,
         max_position_embeddings=64,
-        rope_scaling={"rope_type": "llama3", "factor": 8.0},
-        sliding_window_layers=(0, 2),
+        layers=(LayerConfig(attention=attention, mlp=MlpConfig(size=8)),) * 2,
+        ropes=(RopeConfig(rotary_dim=4, scaling={"rope_type": "llama3", "factor": 8.0}),),
     )
     config = VllmConfig(
         model_config=ModelConfig(

@@ -10,8 +10,9 @@ import torch
 import transformers
 
 from tests.tiny_models import write_tiny_model
-from vllm.checkpoints import read_transformer_config, resolve_checkpoint
+from vllm.checkpoints import resolve_checkpoint
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.model_executor.models.registry import read_transformer_config
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 VOCAB = 320

@@ -73,7 +73,7 @@ def test_bfloat16_weights_are_computed_with_in_float32_even_where_there_are_unit
 def test_a_position_s_rotation_does_not_depend_on_the_positions_beside_it(folder: pathlib.Path) -> None:
     with start(folder) as llm:
         config = llm.model_config.transformer
-    rotary = RotaryEmbedding(config, 4000)
+    rotary = RotaryEmbedding(config.ropes[0], config.max_position_embeddings, 4000)
     whole = rotary.make_rotation(torch.arange(4000))
     for first, end in [(0, 1), (5, 6), (100, 103), (1023, 3001)]:
         part = rotary.make_rotation(torch.arange(first, end))

@@ -1,6 +1,6 @@
 """Rotary position embedding and the ways to stretch it: linear, dynamic, yarn, llama3, given factors.
 
-Component pairs (i, i + head_dim/2) of each head's query and key are turned by position · inverse_frequency[i].
+Component pairs (i, i + rotary_dim/2) of each head's query and key are turned by position · inverse_frequency[i].
 The turn is a function of the position alone, so cached keys stay valid for every request that shares them.
 """
 
@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vllm.config import TransformerConfig
+from vllm.config import RopeConfig
 
 _MIN_TABLE_POSITIONS = 1024
 
 
 class RotaryFrequencies(NamedTuple):
-    """inverse [head_dim / 2] float32 (radians a position), and what cosine and sine are multiplied by."""
+    """inverse [rotary_dim / 2] float32 (radians a position), and what cosine and sine are multiplied by."""
 
     inverse: torch.Tensor
     attention_factor: float
@@ -24,25 +24,25 @@ class RotaryFrequencies(NamedTuple):
 class Rotation(NamedTuple):
     """Cosine and sine of a step's positions, laid out so that a rotation is x · cos + swap_halves(x) · sin."""
 
-    cos: torch.Tensor  # [num_tokens, 1, head_dim] float32
-    sin: torch.Tensor  # [num_tokens, 1, head_dim] float32; the first half is negated
+    cos: torch.Tensor  # [num_tokens, 1, rotary_dim] float32
+    sin: torch.Tensor  # [num_tokens, 1, rotary_dim] float32; the first half is negated
 
 
 class RotaryEmbedding:
     """Makes each step's `Rotation` once; all layers share it. Holds no weights: sleeping and loading pass it by."""
 
-    def __init__(self, config: TransformerConfig, max_model_len: int) -> None:
-        frequencies = compute_frequencies(config, max_model_len)
+    def __init__(self, rope: RopeConfig, trained_len: int, max_model_len: int) -> None:
+        frequencies = compute_frequencies(rope, trained_len, max_model_len)
         self.inverse = frequencies.inverse  # follows the positions' device
         self.attention_factor = frequencies.attention_factor
         self._max_positions = max_model_len
-        self._table = torch.empty(0, 2 * config.head_dim, device="cpu")  # models are built on the meta device
+        self._table = torch.empty(0, 2 * rope.rotary_dim, device="cpu")  # models are built on the meta device
 
     @property
     def max_table_bytes(self) -> int:
         return self._max_positions * self._table.shape[1] * self._table.itemsize
 
-    def get_table(self, num_positions: int) -> torch.Tensor:  # [num_positions or more, 2 · head_dim] float32, CPU
+    def get_table(self, num_positions: int) -> torch.Tensor:  # [num_positions or more, 2 · rotary_dim] float32, CPU
         """Return the cosines and sines of each position from 0 on, as `make_rotation` gives them; kept, and grown."""
         first = self._table.shape[0]
         if num_positions > first:
@@ -59,51 +59,51 @@ class RotaryEmbedding:
         return Rotation(torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None])
 
 
-def compute_frequencies(config: TransformerConfig, max_model_len: int) -> RotaryFrequencies:
-    """Return the frequencies that `config.rope_scaling` asks for.
+def compute_frequencies(rope: RopeConfig, trained_len: int, max_model_len: int) -> RotaryFrequencies:
+    """Return the frequencies that `rope.scaling` asks for; trained_len is the checkpoint's max_position_embeddings.
 
     Dynamic scaling depends on a length: here on the engine's max_model_len, fixed for its life. Up to
     max_position_embeddings that is no scaling at all; beyond it, every sequence is computed as transformers computes
     one of max_model_len tokens.
     """
-    scaling = config.rope_scaling or {}
+    scaling = rope.scaling or {}
     match scaling.get("rope_type", "default"):
         case "default":
-            return RotaryFrequencies(_default_inverse(config.rope_theta, config.head_dim), 1.0)
+            return RotaryFrequencies(_default_inverse(rope.theta, rope.rotary_dim), 1.0)
         case "linear":
-            inverse = _default_inverse(config.rope_theta, config.head_dim) / scaling["factor"]
+            inverse = _default_inverse(rope.theta, rope.rotary_dim) / scaling["factor"]
             return RotaryFrequencies(inverse, 1.0)
         case "dynamic":
-            base = _stretch_base(config, scaling["factor"], max_model_len)
-            return RotaryFrequencies(_default_inverse(base, config.head_dim), 1.0)
+            base = _stretch_base(rope, scaling["factor"], trained_len, max_model_len)
+            return RotaryFrequencies(_default_inverse(base, rope.rotary_dim), 1.0)
         case "llama3":
-            return RotaryFrequencies(_llama3_inverse(config, scaling), 1.0)
+            return RotaryFrequencies(_llama3_inverse(rope, scaling), 1.0)
         case "yarn":
-            return RotaryFrequencies(_yarn_inverse(config, scaling), _yarn_attention_factor(scaling))
+            return RotaryFrequencies(_yarn_inverse(rope, scaling), _yarn_attention_factor(scaling))
         case "frequency_factors":
             factors = torch.tensor(scaling["factors"], dtype=torch.float32, device="cpu")
-            return RotaryFrequencies(_default_inverse(config.rope_theta, config.head_dim) / factors, 1.0)
+            return RotaryFrequencies(_default_inverse(rope.theta, rope.rotary_dim) / factors, 1.0)
         case other:
-            raise AssertionError(f"read_transformer_config let rope_type {other!r} through")
+            raise AssertionError(f"read_rope let rope_type {other!r} through")
 
 
-def _default_inverse(base: float, head_dim: int) -> torch.Tensor:  # [head_dim / 2] float32
+def _default_inverse(base: float, head_dim: int) -> torch.Tensor:  # [rotary_dim / 2] float32
     """base^(−2i / head_dim), in float32 step by step: a rounding here is multiplied by the position."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
     return 1.0 / (base**exponents)
 
 
-def _stretch_base(config: TransformerConfig, factor: float, max_model_len: int) -> float:
+def _stretch_base(rope: RopeConfig, factor: float, trained: int, max_model_len: int) -> float:
     """NTK-aware scaling: a larger base lets the slowest pair cover the longer sequence; fast pairs hardly change."""
-    trained, dim = config.max_position_embeddings, config.head_dim
+    dim = rope.rotary_dim
     length = max(max_model_len, trained)
     growth: float = (factor * length / trained - (factor - 1)) ** (dim / (dim - 2))
-    return config.rope_theta * growth
+    return rope.theta * growth
 
 
-def _llama3_inverse(config: TransformerConfig, scaling: dict[str, Any]) -> torch.Tensor:  # [head_dim / 2] float32
+def _llama3_inverse(rope: RopeConfig, scaling: dict[str, Any]) -> torch.Tensor:  # [rotary_dim / 2] float32
     """Long waves are slowed by the factor, short ones left, those between blended by how many turns they make."""
-    inverse = _default_inverse(config.rope_theta, config.head_dim)
+    inverse = _default_inverse(rope.theta, rope.rotary_dim)
     turns = scaling["original_max_position_embeddings"] * inverse / (2 * math.pi)
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     width = (high - low) or 1e-6  # a step where both are one
@@ -111,9 +111,9 @@ def _llama3_inverse(config: TransformerConfig, scaling: dict[str, Any]) -> torch
     return torch.lerp(inverse / scaling["factor"], inverse, kept)
 
 
-def _yarn_inverse(config: TransformerConfig, scaling: dict[str, Any]) -> torch.Tensor:  # [head_dim / 2] float32
+def _yarn_inverse(rope: RopeConfig, scaling: dict[str, Any]) -> torch.Tensor:  # [rotary_dim / 2] float32
     """YaRN (arXiv 2309.00071, §3.2): pairs of more than beta_fast turns keep their speed, below beta_slow they slow."""
-    base, dim = config.rope_theta, config.head_dim
+    base, dim = rope.theta, rope.rotary_dim
     trained = scaling["original_max_position_embeddings"]
 
     def find_pair(turns: float) -> float:

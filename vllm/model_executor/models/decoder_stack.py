@@ -15,7 +15,7 @@ from torch import nn
 
 from vllm._ops_decoder import DecoderLayer, DecoderMatrix, DecoderPlan, DecoderShape, DecoderStep, can_run_decoder
 from vllm._ops_library import KV_KINDS
-from vllm.config import TransformerConfig
+from vllm.config import AttentionConfig, TransformerConfig
 from vllm.model_executor.layers.activation import ACTIVATIONS, is_silu
 from vllm.model_executor.layers.embedding import Embedding
 from vllm.model_executor.layers.linear import WeightMatrix
@@ -98,14 +98,14 @@ class DecoderStack:
         positions: torch.Tensor,  # [num_tokens] int64
         kv_caches: Sequence[torch.Tensor],
         attn: AttentionMetadata,
-        rotary: RotaryEmbedding,
+        rotaries: Sequence[RotaryEmbedding],
     ) -> torch.Tensor | None:  # [num_tokens, hidden_size], after the final norm
         """Run a step; None where the modules must do it one by one."""
         plan = self._get_plan()
         if plan is None or not _fit(token_ids, kv_caches, len(self._modules.layers)):
             return None
         step = DecoderStep(token_ids, positions, attn.slot_mapping, attn.block_tables, attn.query_starts, attn.seq_lens)
-        return plan.run(step, rotary.get_table(attn.max_seq_len), kv_caches)
+        return plan.run(step, rotaries[0].get_table(attn.max_seq_len), kv_caches)
 
     def count_scratch_bytes(self, num_tokens: int) -> int:
         """Return what a step of `num_tokens` keeps beside its result; 0 where the modules run one by one."""
@@ -131,24 +131,27 @@ class DecoderStack:
             _is_plain(modules.embed_tokens, Embedding)
             and _is_plain(modules.norm, RMSNorm)
             and all(map(self._is_as_built, modules.layers))
-            and is_silu(ACTIVATIONS[config.hidden_act])
+            and len(config.ropes) == 1
+            and len({_find_shape(config, layer.attention) for layer in config.layers}) <= 1
+            and all(is_silu(ACTIVATIONS[layer.mlp.activation]) for layer in config.layers)
+            and config.layers
+            and config.ropes[0].rotary_dim == config.layers[0].attention.head_dim
         ):
             return None
         layers = [_describe_layer(layer) for layer in modules.layers]
         embedding, final_norm = _describe_matrix(modules.embed_tokens), modules.norm.weight
         if not can_run_decoder(layers, embedding, final_norm):
             return None
-        shape = DecoderShape(
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-            config.rms_norm_eps,
-            config.head_dim**-0.5,
-        )
+        shape = _find_shape(config, config.layers[0].attention)
         return DecoderPlan(layers, embedding, final_norm, shape)
 
     def _is_as_built(self, layer: nn.Module) -> bool:
         return all(_is_plain(module, self._layer_types.get(path)) for path, module in layer.named_modules())
+
+
+def _find_shape(config: TransformerConfig, attention: AttentionConfig) -> DecoderShape:
+    heads = attention.num_heads, attention.num_kv_heads, attention.head_dim
+    return DecoderShape(*heads, config.norm_eps, attention.head_dim**-0.5)
 
 
 def _is_plain(module: nn.Module, expected: type[nn.Module] | None) -> bool:

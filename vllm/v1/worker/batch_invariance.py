@@ -10,15 +10,16 @@ import torch
 from vllm import _custom_ops as ops
 from vllm.exceptions import VLLMUnsupportedError
 from vllm.model_executor.layers.activation import ACTIVATIONS, is_silu
+from vllm.model_executor.layers.embedding import Embedding
 from vllm.model_executor.layers.linear import WeightMatrix
-from vllm.model_executor.models.llama import LlamaForCausalLM
+from vllm.model_executor.models.interface import CausalLM
 
 # Rows of one product that must agree: every kernel for few rows, the largest of those, panels whole and in part, many.
 _ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 33, 48, 49, 64, 150, 192, 260)
 _MAX_COLUMNS = 6 * ops.ROW_GROUP  # of each product that is tried, so that a look takes milliseconds
 
 
-def check_batch_invariant(model: LlamaForCausalLM, device: torch.device) -> None:
+def check_batch_invariant(model: CausalLM, device: torch.device) -> None:
     """Look whether `model` gives values that depend on nothing but their own sequence.
 
     Raises:
@@ -30,8 +31,9 @@ def check_batch_invariant(model: LlamaForCausalLM, device: torch.device) -> None
         _refuse("it needs the compiled kernels, which are not here (reinstall where there is a C++ compiler)")
     if model.dtype != torch.float32:
         _refuse(f"it computes in float32; the model computes in {model.dtype} (dtype='float32' or 'bfloat16')")
-    if not is_silu(ACTIVATIONS[model.config.hidden_act]):
-        _refuse(f"it has no kernel for the model's activation, {model.config.hidden_act}; silu has one")
+    for activation in dict.fromkeys(layer.mlp.activation for layer in model.config.layers):
+        if not is_silu(ACTIVATIONS[activation]):
+            _refuse(f"it has no kernel for the model's activation, {activation}; silu has one")
     for name, matrix in _choose_matrices(model).items():
         if (num_rows := find_dependence_on_rows(matrix)) is not None:
             kind, variant = matrix.weight.dtype, ops.get_simd_variant()
@@ -58,11 +60,11 @@ def find_dependence_on_rows(matrix: WeightMatrix) -> int | None:
     return None
 
 
-def _choose_matrices(model: LlamaForCausalLM) -> dict[str, WeightMatrix]:
+def _choose_matrices(model: CausalLM) -> dict[str, WeightMatrix]:
     """Return one matrix of each shape and form, by name; the head's is the embedding's where they are tied."""
     by_shape: dict[tuple[object, ...], tuple[str, WeightMatrix]] = {}
     for name, module in model.named_modules():
-        if isinstance(module, WeightMatrix) and not (module is model.model.embed_tokens and model.lm_head is not None):
+        if isinstance(module, WeightMatrix) and (module is model.head or not isinstance(module, Embedding)):
             by_shape.setdefault((*module.shape, module.has_factor_blocks), (name, module))
     return dict(by_shape.values())
 

@@ -97,7 +97,7 @@ class GPUModelRunner:
     def look_at_model_again(self) -> None:
         """Tell the model, if there is one, that code which is not the engine's may have changed it."""
         if "model" in vars(self):
-            self.model.stack.look_again()
+            self.model.invalidate()
 
     def _tell_weights_changed(self) -> None:
         for callback in self.on_weights_changed:

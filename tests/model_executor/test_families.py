@@ -1,4 +1,4 @@
-"""config.json and GGUF metadata into TransformerConfig, against transformers' own reading; refusals by name."""
+"""Families read config.json and GGUF metadata as transformers does; refusals by name."""
 
 import json
 import pathlib
@@ -13,11 +13,11 @@ from vllm.checkpoints import (
     Checkpoint,
     derive_model_len_limits,
     read_generation_eos_token_ids,
-    read_transformer_config,
     resolve_checkpoint,
 )
 from vllm.config import TransformerConfig
 from vllm.exceptions import ModelLoadError
+from vllm.model_executor.models.registry import read_transformer_config
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -65,34 +65,35 @@ def test_silent_fields_mean_what_transformers_takes_them_to_mean(architecture: s
         **{k: v for k, v in config.items() if k not in ("architectures", "torch_dtype")}
     )
     ours = read(**config)
-    for name in ("hidden_size", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps"):
+    for name in ("hidden_size", "max_position_embeddings", "tie_word_embeddings"):
         assert getattr(ours, name) == getattr(theirs, name), name
-    assert ours.head_dim == getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)
-    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
-    assert (ours.rope_scaling or {"rope_type": "default"})["rope_type"] == theirs.rope_parameters["rope_type"]
+    attention, rope = ours.layers[0].attention, ours.ropes[0]
+    assert ours.norm_eps == theirs.rms_norm_eps
+    assert len(ours.layers) == theirs.num_hidden_layers
+    assert attention.num_kv_heads == theirs.num_key_value_heads
+    assert attention.head_dim == getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)
+    assert rope.theta == theirs.rope_parameters["rope_theta"] and rope.rotary_dim == attention.head_dim
+    assert (rope.scaling or {"rope_type": "default"})["rope_type"] == theirs.rope_parameters["rope_type"]
     assert ours.bos_token_id == theirs.bos_token_id
     eos = theirs.eos_token_id
     assert ours.eos_token_id == (eos[0] if isinstance(eos, list) else eos)
     window = getattr(theirs, "sliding_window", None) if architecture != "LlamaForCausalLM" else None
     layers = getattr(theirs, "layer_types", None)
-    if layers is None or window is None:
-        assert ours.sliding_window == window
-        assert ours.sliding_window_layers is None
-    else:
-        assert ours.sliding_window == window
-        assert ours.sliding_window_layers == tuple(i for i, kind in enumerate(layers) if kind == "sliding_attention")
+    is_windowed = [
+        window is not None and (layers is None or kind == "sliding_attention") for kind in layers or [""] * 4
+    ]
+    assert [layer.attention.sliding_window for layer in ours.layers] == [window if w else None for w in is_windowed]
 
 
 def test_null_kv_heads_mean_as_many_as_heads() -> None:
     for architecture in ARCHITECTURES:
-        assert read(architectures=[architecture], num_key_value_heads=None).num_key_value_heads == 6
+        assert read(architectures=[architecture], num_key_value_heads=None).layers[0].attention.num_kv_heads == 6
 
 
 def test_biases_and_norms_follow_the_architecture() -> None:
     def flags(**changes: Any) -> tuple[bool, bool, bool, bool]:
-        config = read(**changes)
-        return config.attention_bias, config.attention_out_bias, config.mlp_bias, config.qk_norm
+        layer = read(**changes).layers[0]
+        return layer.attention.qkv_bias, layer.attention.out_bias, layer.mlp.bias, layer.attention.has_qk_norm
 
     assert flags() == (False, False, False, False)
     assert flags(attention_bias=True, mlp_bias=True) == (True, True, True, False)
@@ -116,17 +117,20 @@ def test_rope_parameters_are_found_in_every_spelling() -> None:
     llama3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     wanted = {"rope_type": "llama3", **llama3, "original_max_position_embeddings": 8192}
     length = {"original_max_position_embeddings": 8192}
-    assert read(rope_scaling={"rope_type": "llama3", **llama3, **length}).rope_scaling == wanted
-    assert read(rope_scaling={"type": "llama3", **llama3}, **length).rope_scaling == wanted
-    assert read(rope_parameters={"rope_type": "llama3", "rope_theta": 7.0, **llama3, **length}).rope_theta == 7.0
-    assert read(rope_parameters={"rope_type": "llama3", **llama3}, max_position_embeddings=8192).rope_scaling == wanted
+    assert read(rope_scaling={"rope_type": "llama3", **llama3, **length}).ropes[0].scaling == wanted
+    assert read(rope_scaling={"type": "llama3", **llama3}, **length).ropes[0].scaling == wanted
+    assert read(rope_parameters={"rope_type": "llama3", "rope_theta": 7.0, **llama3, **length}).ropes[0].theta == 7.0
+    assert (
+        read(rope_parameters={"rope_type": "llama3", **llama3}, max_position_embeddings=8192).ropes[0].scaling == wanted
+    )
     yarn = read(
         rope_scaling={"rope_type": "yarn", "factor": None},
         max_position_embeddings=4096,
         original_max_position_embeddings=1024,
     )
-    assert yarn.rope_scaling is not None and yarn.rope_scaling["factor"] == 4.0
-    assert read(rope_scaling={"rope_type": "default"}).rope_scaling is None
+    scaling = yarn.ropes[0].scaling
+    assert scaling is not None and scaling["factor"] == 4.0
+    assert read(rope_scaling={"rope_type": "default"}).ropes[0].scaling is None
 
 
 def test_the_model_length_follows_the_kind_of_scaling() -> None:
