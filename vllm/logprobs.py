@@ -203,6 +203,15 @@ class FlatLogprobs(MutableSequence["LogprobsOnePosition | None"]):
         """Return a frozen sequence whose tokens read their text from `texts`, position 0 as its row `first_row`."""
         return self._of(self._get_arrays().with_texts(texts, range(first_row, first_row + len(self))))
 
+    def _get_texts(self) -> tuple[TokenTexts | None, int]:
+        """Return what gives text to the tokens of contiguous rows, and the row number that position 0 has there."""
+        rows = self._made_rows
+        if rows is None:
+            return self._texts, self._first_row
+        arrays = self._get_arrays()
+        assert arrays.places.step == 1, "rows of a slice with a step don't follow each other"
+        return arrays.texts, arrays.places.start
+
     # ------------------------------------------------------------ numbers
 
     @property

@@ -13,7 +13,9 @@ from tests.entrypoints.openai.scored import ids_of_bytes, make_rows, tiny_tokeni
 from vllm.entrypoints.openai.echo import EchoedPrompt
 from vllm.entrypoints.openai.logprobs import FLOOR, SequenceLogprobs, make_finite, write_prompt_logprobs
 from vllm.sampling_params import SamplingParams
+from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.detokenizer import make_detokenizer
+from vllm.v1.engine.logprobs import make_token_texts
 
 EOS = 2
 
@@ -22,25 +24,39 @@ def as_json(value: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
-def make_writer(prompt: list[int] | None = None, *, as_token_ids: bool = False, **params: Any) -> SequenceLogprobs:
+class Written:
+    """A generated sequence as the engine gives it out, piece by piece, and the writer of its entries."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: list[int], params: SamplingParams, *, as_token_ids: bool = False
+    ) -> None:
+        self.token_ids: list[int] = []
+        self.texts = make_token_texts(tokenizer, self.token_ids, params, context=prompt)
+        hidden_ids = tokenizer.all_special_ids if params.skip_special_tokens else ()
+        self.writer = SequenceLogprobs(params, as_token_ids=as_token_ids, vocab_size=512, hidden_ids=hidden_ids)
+
+    def take(self, rows: list[list[tuple[int, float, int]]], finish_reason: str | None) -> tuple[list[int], Any]:
+        first_row = len(self.token_ids)
+        new_ids = [row[0][0] for row in rows]
+        self.token_ids += new_ids
+        if finish_reason == "length":
+            self.texts.end()
+        return new_ids, make_rows(rows).with_text(self.texts, first_row)
+
+
+def make_writer(prompt: list[int] | None = None, *, as_token_ids: bool = False, **params: Any) -> Written:
     params = {"logprobs": 2, "temperature": 0.5} | params
-    return SequenceLogprobs(
-        tiny_tokenizer(),
-        prompt or ids_of_bytes(b"x"),
-        SamplingParams(**params),
-        as_token_ids=as_token_ids,
-        vocab_size=512,
-    )
+    prompt = prompt or ids_of_bytes(b"x")
+    return Written(tiny_tokenizer(), prompt, SamplingParams(**params), as_token_ids=as_token_ids)
 
 
-def completion(writer: SequenceLogprobs, rows: list[list[tuple[int, float, int]]], **end: Any) -> Any:
-    token_ids = [row[0][0] for row in rows]
+def completion(written: Written, rows: list[list[tuple[int, float, int]]], **end: Any) -> Any:
     end = {"finish_reason": None, "stop_reason": None} | end
-    return as_json(writer.write_completion(token_ids, make_rows(rows), **end))
+    return as_json(written.writer.write_completion(*written.take(rows, end["finish_reason"]), **end))
 
 
-def chat(writer: SequenceLogprobs, rows: list[list[tuple[int, float, int]]], finish_reason: str | None = None) -> Any:
-    return as_json(writer.write_chat([row[0][0] for row in rows], make_rows(rows), finish_reason))
+def chat(written: Written, rows: list[list[tuple[int, float, int]]], finish_reason: str | None = None) -> Any:
+    return as_json(written.writer.write_chat(*written.take(rows, finish_reason)))
 
 
 A, B, C, D = ids_of_bytes(b"abcd")
@@ -204,13 +220,9 @@ def test_shown_tokens_stand_in_the_text_and_their_bytes_make_it(
     detokenizer.update(tokens, stop_terminated=stops)
     text = detokenizer.take_new_text(finished=True, delta=False)
     reason = "stop" if stops else "length"
-    scores = make_rows([[(token_id, -1.0, 1)] for token_id in tokens])
-
-    def writer() -> SequenceLogprobs:
-        return SequenceLogprobs(tokenizer, prompt, params, as_token_ids=False, vocab_size=512)
-
-    lists = as_json(writer().write_completion(tokens, scores, reason, None))
-    entries = as_json(writer().write_chat(tokens, scores, reason))
+    rows = [[(token_id, -1.0, 1)] for token_id in tokens]
+    lists = completion(Written(tokenizer, prompt, params), rows, finish_reason=reason)
+    entries = chat(Written(tokenizer, prompt, params), rows, reason)
     assert [entry["token"] for entry in entries] == lists["tokens"]
     hidden = tokenizer.token_bytes.special_ids if skip else frozenset()
     shown = [i for i, token_id in enumerate(tokens) if token_id not in hidden and not (stops and i == len(tokens) - 1)]
@@ -249,8 +261,13 @@ def test_an_echo_of_a_text_hides_what_the_tokenizer_put_around_it() -> None:
 
 def test_an_echo_that_ends_inside_a_character_is_whole_only_when_nothing_follows() -> None:
     token_ids = ids_of_bytes(b"a" + "é".encode()[:1])
-    assert EchoedPrompt(tiny_tokenizer(), token_ids, None, is_whole=True).text == "a�"
-    assert EchoedPrompt(tiny_tokenizer(), token_ids, None, is_whole=False).text == "a"
+    scores = make_rows([[(token_ids[1], -1.0, 1), (token_ids[0], -2.0, 2)]], num_none=1)
+    for is_whole, shown in ((True, "�"), (False, "")):
+        echo = EchoedPrompt(tiny_tokenizer(), token_ids, None, is_whole=is_whole)
+        assert echo.text == "a" + shown
+        lists = as_json(echo.write(scores, as_token_ids=False, max_entries=2))
+        assert lists["tokens"] == ["a", shown] and lists["text_offset"] == [0, 1]
+        assert list(lists["top_logprobs"][1]) == [shown, "a"]
 
 
 @settings(max_examples=60, deadline=None)

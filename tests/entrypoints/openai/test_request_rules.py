@@ -30,13 +30,7 @@ def read_chat(**fields: Any) -> ChatCompletionRequest:
 
 
 def make_params(request: CompletionRequest, config: dict[str, Any] | None = None) -> SamplingParams:
-    return SamplingDefaults(config or {}).make_params(
-        request,
-        n=request.num_candidates,
-        max_tokens=request.token_limit,
-        logprobs=request.logprobs,
-        prompt_logprobs=request.prompt_logprobs_count,
-    )
+    return SamplingDefaults(config or {}).make_params(request)
 
 
 def refusal_of(read: Any, **fields: Any) -> ApiError:

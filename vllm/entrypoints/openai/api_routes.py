@@ -9,9 +9,9 @@ from pydantic.json_schema import models_json_schema
 
 import vllm
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-from vllm.entrypoints.openai.chat_completion.serving import create_chat_completion
+from vllm.entrypoints.openai.chat_completion.serving import ChatAnswer
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-from vllm.entrypoints.openai.completion.serving import create_completion
+from vllm.entrypoints.openai.completion.serving import CompletionAnswer
 from vllm.entrypoints.openai.context import ServerContext
 from vllm.entrypoints.openai.instance_routes import as_json
 from vllm.entrypoints.openai.models import describe_model, list_models
@@ -43,11 +43,11 @@ def add_api_routes(app: FastAPI, server: ServerContext, *, has_tokenizer_info: b
 
     async def completions(request: Request) -> Response:
         """Continue prompts, score them, or both."""
-        return await create_completion(request, await read_request(request, CompletionRequest), server)
+        return await CompletionAnswer(server, await read_request(request, CompletionRequest)).respond(request)
 
     async def chat_completions(request: Request) -> Response:
         """Continue a conversation."""
-        return await create_chat_completion(request, await read_request(request, ChatCompletionRequest), server)
+        return await ChatAnswer(server, await read_request(request, ChatCompletionRequest)).respond(request)
 
     async def score_continuations(request: Request) -> Response:
         """Score given continuations of contexts."""

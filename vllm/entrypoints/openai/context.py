@@ -30,7 +30,7 @@ class AnswerOptions:
     chat_template: str | None = None
     trusts_request_chat_template: bool = False
     returns_tokens_as_token_ids: bool = False
-    tells_prompt_details: bool = False
+    shows_prompt_details: bool = False
     forces_usage: bool = False
     keep_alive_s: float = 0.0
     logs_requests: bool = False
@@ -131,7 +131,7 @@ def make_options(args: argparse.Namespace, served_names: tuple[str, ...], chat_t
         chat_template=chat_template,
         trusts_request_chat_template=args.trust_request_chat_template,
         returns_tokens_as_token_ids=args.return_tokens_as_token_ids,
-        tells_prompt_details=args.enable_prompt_tokens_details,
+        shows_prompt_details=args.enable_prompt_tokens_details,
         forces_usage=args.enable_force_include_usage,
         keep_alive_s=args.sse_keep_alive_interval,
         logs_requests=getattr(args, "enable_log_requests", False),

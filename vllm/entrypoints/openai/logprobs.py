@@ -4,7 +4,7 @@ Rows are read straight from the flat arrays of a `FlatLogprobs`, and each row's 
 entry outlives its row, and no single call holds the interpreter for long, however large the answer.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,8 +14,6 @@ import numpy as np
 from vllm.logprobs import FlatLogprobs
 from vllm.logprobs_packed import ENTRY_BYTES, read_packed_row
 from vllm.sampling_params import SamplingParams
-from vllm.tokenizers.token_bytes import ShownTokens, decode_bytes
-from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.logprobs import SequenceTexts
 
 FLOOR = -9999.0  # what −inf and NaN are in JSON, which has neither
@@ -32,24 +30,24 @@ class ScoredRow(NamedTuple):
     token_ids: list[int]
     values: list[float]  # finite
     ranks: list[int]
-    texts: list[str | None]
+    names: list[str]  # the texts, or what stands for them
+    num_shown: int  # characters of the chosen token's text
 
 
-def read_rows(
-    scores: FlatLogprobs, *, texts: SequenceTexts | None, first_row: int = 0, max_entries: int = 1
-) -> Iterator[ScoredRow | None]:
-    """Yield each position of `scores`, the first one being row `first_row` of `texts`; None where there are no scores.
+def read_rows(scores: FlatLogprobs, *, as_token_ids: bool = False, max_entries: int = 1) -> Iterator[ScoredRow | None]:
+    """Yield each position of `scores`; None where there are no scores.
 
     `max_entries` is the most that a row holds: it bounds what is taken from the arrays at once.
     """
+    texts, first_row = scores._get_texts()
     for i, (token_ids, values, ranks) in enumerate(_read_columns(scores, max_entries)):
         if not token_ids:
             yield None
             continue
-        words: list[str | None] = [None] * len(token_ids)
-        if texts is not None:
-            words[:] = texts.decode_row(first_row + i, token_ids)
-        yield ScoredRow(token_ids, values, ranks, words)
+        shown_ids = token_ids[:1] if as_token_ids else token_ids
+        words = [] if texts is None else [word or "" for word in texts.decode_row(first_row + i, shown_ids)]
+        names = name_tokens(token_ids) if as_token_ids or texts is None else words
+        yield ScoredRow(token_ids, values, ranks, names, len(words[0]) if words else 0)
 
 
 def _read_columns(scores: FlatLogprobs, max_entries: int) -> Iterator[tuple[list[int], list[float], list[int]]]:
@@ -115,18 +113,17 @@ class CompletionLogprobs:
         )
 
 
-def encode_top_map(row: ScoredRow, as_token_ids: bool) -> msgspec.Raw:
+def encode_top_map(row: ScoredRow) -> msgspec.Raw:
     """Return a row as a JSON map from text to value.
 
     Of entries with the same text the first one keeps it, which is the chosen token or else the likelier one; the others
     stand under their ids, so that none is lost.
     """
-    words = name_tokens(row.token_ids) if as_token_ids else [text or "" for text in row.texts]
-    top = dict(zip(words, row.values, strict=True))
-    if len(top) < len(words):
+    top = dict(zip(row.names, row.values, strict=True))
+    if len(top) < len(row.names):
         top = {}
-        for token_id, word, value in zip(row.token_ids, words, row.values, strict=True):
-            top[f"token_id:{token_id}" if word in top else word] = value
+        for token_id, name, value in zip(row.token_ids, row.names, row.values, strict=True):
+            top[f"token_id:{token_id}" if name in top else name] = value
     return msgspec.Raw(_encode(top))
 
 
@@ -136,111 +133,68 @@ def encode_top_map(row: ScoredRow, as_token_ids: bool) -> msgspec.Raw:
 class SequenceLogprobs:
     """Writes the scores of one sequence's generated tokens, as they come or at once: the entries are the same.
 
-    `start_offset` is where the generated text begins in the reported one. `num_top` is how many alternatives a chat
-    entry lists; with `given_ids` it lists those instead, in the given order.
+    Texts and bytes are those of the scores themselves, as `decoded_token` reads them. `hidden_ids` are the tokens that
+    the text leaves out, `start_offset` is where the generated text begins in the reported one. `num_top` is how many
+    alternatives a chat entry lists; with `given_ids` it lists those instead, in the given order.
     """
 
     def __init__(
         self,
-        tokenizer: Tokenizer | None,
-        prompt_token_ids: Sequence[int],
         params: SamplingParams,
         *,
         as_token_ids: bool,
         vocab_size: int,
+        hidden_ids: Collection[int] = (),
         start_offset: int = 0,
     ) -> None:
         k = params.logprobs or 0
         self._given_ids = list(dict.fromkeys(params.logprob_token_ids or ()))
         self._num_top = vocab_size if k == -1 else min(k, vocab_size)
-        self._max_entries = (len(self._given_ids) or self._num_top) + 1
-        self._as_token_ids = as_token_ids or tokenizer is None
-        self._token_ids: list[int] = []
-        self._prompt_token_ids = prompt_token_ids
+        self._as_token_ids = as_token_ids
         self._offset = start_offset
-        self._texts: SequenceTexts | None = None
-        self._shown: ShownTokens | None = None
-        self._hidden_ids: frozenset[int] = frozenset()
+        self._hidden_ids = hidden_ids
         self._hides_stop_token = not params.include_stop_str_in_output
-        if tokenizer is not None:
-            self._shown = tokenizer.token_bytes.shown(params.skip_special_tokens)
-            self._texts = SequenceTexts(
-                tokenizer.token_bytes,
-                self._token_ids,
-                context=prompt_token_ids,
-                skip_special_tokens=params.skip_special_tokens,
-            )
-            if params.skip_special_tokens:
-                self._hidden_ids = tokenizer.token_bytes.special_ids
-
-    @property
-    def num_entries_a_row(self) -> int:
-        """The most entries that a row holds."""
-        return self._max_entries
+        self.num_entries_a_row = (len(self._given_ids) or self._num_top) + 1  # at most
 
     def write_completion(
         self, token_ids: Sequence[int], scores: FlatLogprobs, finish_reason: str | None, stop_reason: int | str | None
     ) -> CompletionLogprobs:
         """Return the entries of the next tokens of the sequence."""
         written = CompletionLogprobs()
-        rows = self._take(token_ids, scores)
         hidden_at = self._find_stop_token(len(token_ids), finish_reason, stop_reason)
-        cut_at = len(token_ids) - 1 if finish_reason == "length" else -1
-        for i, (token_id, row) in enumerate(zip(token_ids, rows, strict=True)):
+        for i, (token_id, row) in enumerate(zip(token_ids, self._read(scores), strict=True)):
             if row is None:  # no scores came for this token: say so rather than shift the others
-                written.append(self._offset, self._name(token_id, None), None, None)
+                written.append(self._offset, f"token_id:{token_id}", None, None)
                 continue
-            if i == cut_at:
-                row.texts[0] = self._finish_text(row.texts[0], token_id)
-            text = row.texts[0] or ""
-            top = encode_top_map(row, self._as_token_ids)
-            written.append(self._offset, self._name(token_id, text), row.values[0], top)
+            written.append(self._offset, row.names[0], row.values[0], encode_top_map(row))
             if token_id not in self._hidden_ids and i != hidden_at:
-                self._offset += len(text)
+                self._offset += row.num_shown
         return written
 
-    def write_chat(
-        self, token_ids: Sequence[int], scores: FlatLogprobs, finish_reason: str | None
-    ) -> list[msgspec.Raw]:
+    def write_chat(self, token_ids: Sequence[int], scores: FlatLogprobs) -> list[msgspec.Raw]:
         """Return the entries of the next tokens of the sequence, each as JSON."""
-        cut_at = len(token_ids) - 1 if finish_reason == "length" else -1
-        first_row = len(self._token_ids)
-        rows = self._take(token_ids, scores)
+        texts, first_row = scores._get_texts()
         written = []
-        for i, (token_id, row) in enumerate(zip(token_ids, rows, strict=True)):
+        for i, (token_id, row) in enumerate(zip(token_ids, self._read(scores), strict=True)):
             if row is None:
-                row = ScoredRow([token_id], [FLOOR], [self._num_top + 1], [None])
-            if i == cut_at:
-                row.texts[0] = self._finish_text(row.texts[0], token_id)
+                row = ScoredRow([token_id], [FLOOR], [self._num_top + 1], name_tokens([token_id]), 0)
+            data: list[Any] = [None] * len(row.token_ids)
+            if isinstance(texts, SequenceTexts):
+                data = [list(texts.bytes_at(first_row + i, entry_id)) for entry_id in row.token_ids]
             entries = [
-                {"token": self._name(entry_id, text), "logprob": value, "bytes": self._bytes(first_row + i, entry_id)}
-                for entry_id, text, value in zip(row.token_ids, row.texts, row.values, strict=True)
+                {"token": name, "logprob": value, "bytes": true_bytes}
+                for name, value, true_bytes in zip(row.names, row.values, data, strict=True)
             ]
             written.append(msgspec.Raw(_encode({**entries[0], "top_logprobs": self._choose_top(row, entries)})))
         return written
 
-    def _take(self, token_ids: Sequence[int], scores: FlatLogprobs) -> Iterator[ScoredRow | None]:
-        first_row = len(self._token_ids)
-        self._token_ids += token_ids
-        return read_rows(scores, texts=self._texts, first_row=first_row, max_entries=self._max_entries)
+    def _read(self, scores: FlatLogprobs) -> Iterator[ScoredRow | None]:
+        return read_rows(scores, as_token_ids=self._as_token_ids, max_entries=self.num_entries_a_row)
 
     def _find_stop_token(self, num_new: int, finish_reason: str | None, stop_reason: int | str | None) -> int:
         """Return the place of the token that ended the sequence and is not shown; −1 if there is none."""
         is_token = finish_reason == "stop" and not isinstance(stop_reason, str)
         return num_new - 1 if is_token and self._hides_stop_token else -1
-
-    def _finish_text(self, text: str | None, token_id: int) -> str | None:
-        """Return the text of the very last token: where nothing can complete a character any more, it shows U+FFFD."""
-        if self._shown is None or token_id in self._hidden_ids:
-            return text
-        pending = self._shown.pending_bytes(self._token_ids, earlier=self._shown.pending_bytes(self._prompt_token_ids))
-        return (text or "") + decode_bytes(pending, final=True)[0]
-
-    def _name(self, token_id: int, text: str | None) -> str:
-        return f"token_id:{token_id}" if self._as_token_ids or text is None else text
-
-    def _bytes(self, row_index: int, token_id: int) -> list[int] | None:
-        return None if self._texts is None else list(self._texts.bytes_at(row_index, token_id))
 
     def _choose_top(self, row: ScoredRow, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the alternatives to list: the given ids in their order, or the k most likely in falling order."""
@@ -264,14 +218,10 @@ def write_prompt_logprobs(scores: FlatLogprobs, max_entries: int) -> list[msgspe
     for first in range(0, len(scores), num_at_once):
         part = scores[first : first + num_at_once]
         words = iter(part.decoded_tokens)
-        for row in read_rows(part, texts=None, max_entries=max_entries):
-            if row is None:
-                written.append(None)
-                continue
-            entries = zip(row.token_ids, row.values, row.ranks, strict=True)
+        for token_ids, values, ranks in _read_columns(part, max_entries):
             position = {
                 str(token_id): {"logprob": value, "rank": rank, "decoded_token": next(words)}
-                for token_id, value, rank in entries
+                for token_id, value, rank in zip(token_ids, values, ranks, strict=True)
             }
-            written.append(msgspec.Raw(_encode(position)))
+            written.append(msgspec.Raw(_encode(position)) if position else None)
     return written

@@ -48,7 +48,7 @@ class PromptReader:
         Raises:
             VLLMValidationError: one is empty, too long, or holds a token that the model doesn't have.
         """
-        _check_cache_salt(request.cache_salt)
+        check_cache_salt(request.cache_salt)
         keep = self._read_truncation(request)
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         add_special_tokens = request.add_special_tokens is not False
@@ -138,6 +138,7 @@ class PromptReader:
         return keep
 
 
-def _check_cache_salt(salt: str | None) -> None:
+def check_cache_salt(salt: str | None) -> None:
+    """Raise for a salt that is empty."""
     if salt == "":
         raise VLLMValidationError("cache_salt must not be an empty string", parameter="cache_salt", value=salt)

@@ -4,6 +4,7 @@ Every optional field takes null, which means "not given". Rules that the engine 
 ones here need the body as it came, or bound it before anything is made of it.
 """
 
+import abc
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
@@ -116,6 +117,30 @@ class GenerationRequest(BaseModel):
     def num_choices(self) -> int:
         """How many choices a prompt gets."""
         return 1 if self.n is None else self.n
+
+    @property
+    def num_candidates(self) -> int:
+        """How many sequences are generated for a prompt; the best `num_choices` of them are answered."""
+        return self.num_choices
+
+    @property
+    @abc.abstractmethod
+    def token_limit(self) -> int | None:
+        """The most tokens to generate; None is up to the model's length."""
+
+    @property
+    @abc.abstractmethod
+    def asked_logprobs(self) -> int | None:
+        """How many alternatives of each generated token are asked for; None is no logprobs."""
+
+    @property
+    @abc.abstractmethod
+    def prompt_logprobs_count(self) -> int | None:
+        """What the engine is asked for: an echo with logprobs scores the prompt too."""
+
+    @abc.abstractmethod
+    def check(self) -> None:
+        """Raise for combinations of fields that mean nothing."""
 
     @property
     def includes_usage(self) -> bool:

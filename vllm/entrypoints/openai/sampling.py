@@ -45,37 +45,31 @@ class SamplingDefaults:
         }
         self.max_new_tokens: int | None = generation_config.get("max_new_tokens")
 
-    def make_params(
-        self,
-        request: GenerationRequest,
-        *,
-        n: int,
-        max_tokens: int | None,
-        logprobs: int | None,
-        prompt_logprobs: int | None,
-    ) -> SamplingParams:
-        """Return the params of a request; the caller says what its kind of request calls differently.
+    def make_params(self, request: GenerationRequest) -> SamplingParams:
+        """Return the params of a request.
 
         Raises:
             VLLMValidationError: a field breaks a rule.
         """
         given = {name: getattr(request, name) for name in _PLAIN_FIELDS}
         fields = {**self.values, **{name: value for name, value in given.items() if value is not None}}
+        max_tokens, logprobs = request.token_limit, request.asked_logprobs
         if self.max_new_tokens is not None:
             max_tokens = self.max_new_tokens if max_tokens is None else min(max_tokens, self.max_new_tokens)
         return SamplingParams.from_optional(
             **fields,
-            n=n,
+            n=request.num_candidates,
             max_tokens=max_tokens,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
+            # candidates are ranked by their values, so those are computed even where nobody reads them
+            logprobs=0 if logprobs is None and request.num_candidates > request.num_choices else logprobs,
+            prompt_logprobs=request.prompt_logprobs_count,
             output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
         )
 
 
-def check_priority(request: GenerationRequest, policy: str) -> int:
-    """Return the request's priority, which is refused where the engine does not look at it."""
-    priority = request.priority or 0
+def check_priority(priority: int | None, policy: str) -> int:
+    """Return a request's priority, which is refused where the engine does not look at it."""
+    priority = priority or 0
     if priority != 0 and policy != "priority":
         raise VLLMValidationError(
             f"priority is not looked at under the scheduling policy {policy!r}; start the server with "

@@ -87,7 +87,8 @@ class IncrementalDetokenizer:
 
     The prompt's end counts: a character that it leaves incomplete is completed by the first tokens, and a leading space
     is stripped only if nothing of the prompt shows. When the sequence is finished, bytes that still wait become U+FFFD,
-    as in the tokenizer's own decode of the whole. `take_new_text` is called either always with `delta` or never.
+    as in the tokenizer's own decode of the whole; a sequence without tokens has no text. `take_new_text` is called
+    either always with `delta` or never.
 
     `spaces_between_special_tokens` is accepted and changes nothing: the tokenizers served put no spaces there.
     """
@@ -216,7 +217,7 @@ class IncrementalDetokenizer:
                 parts.append(text)
 
     def _flush(self) -> None:
-        if self._pending and not self._is_stopped:
+        if self._pending and not self._is_stopped and self.num_tokens:  # else they are the prompt's
             self._parts.append(decode_bytes(self._pending, final=True)[0])
             self._pending = b""
 

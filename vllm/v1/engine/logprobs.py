@@ -1,4 +1,4 @@
-"""The text of scored tokens: what `decoded_token` reads, worked out from true bytes when somebody looks."""
+"""The text and bytes of scored tokens, for `decoded_token` and for HTTP; computed when they are read."""
 
 from collections.abc import Sequence
 
@@ -70,15 +70,23 @@ class SequenceTexts:
 
 
 def make_token_texts(
-    tokenizer: Tokenizer | None, token_ids: Sequence[int], params: SamplingParams, *, context: Sequence[int] = ()
+    tokenizer: Tokenizer | None,
+    token_ids: Sequence[int],
+    params: SamplingParams,
+    *,
+    context: Sequence[int] = (),
+    is_whole: bool = False,
 ) -> SequenceTexts | None:
     """Return the texts of a request's scored rows; None without a tokenizer or with detokenize=False.
 
     For prompt logprobs `token_ids` is the prompt; for sample logprobs the list of generated ids (kept, not copied: it
-    may grow), with the prompt as `context`.
+    may grow), with the prompt as `context`. `is_whole` says that nothing follows `token_ids`.
     """
     if tokenizer is None or not params.detokenize:
         return None
-    return SequenceTexts(
+    texts = SequenceTexts(
         tokenizer.token_bytes, token_ids, context=context, skip_special_tokens=params.skip_special_tokens
     )
+    if is_whole:
+        texts.end()
+    return texts

@@ -294,7 +294,8 @@ class ParentRequest:
         prompt = core_request.prompt_token_ids
         if params.prompt_logprobs is not None:
             num_none = params.first_scored(len(prompt))
-            self._prompt_rows = LogprobsBuffer(num_none=num_none, texts=make_token_texts(tokenizer, prompt, params))
+            texts = make_token_texts(tokenizer, prompt, params, is_whole=params.max_tokens == 0)
+            self._prompt_rows = LogprobsBuffer(num_none=num_none, texts=texts)
         self.streams_each_token = (
             self.kind is RequestOutputKind.DELTA
             and self.stream_interval == self.num_copies == len(core_request.seeds) == 1

@@ -31,7 +31,6 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def token_limit(self) -> int | None:
-        """The most tokens to generate; None is up to the model's length."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
@@ -39,19 +38,16 @@ class ChatCompletionRequest(GenerationRequest):
         return self.add_generation_prompt is not False
 
     @property
-    def sample_logprobs_count(self) -> int | None:
-        """What the engine is asked for: k, or None without logprobs."""
+    def asked_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def prompt_logprobs_count(self) -> int | None:
-        """What the engine is asked for: an echo with logprobs scores the prompt too."""
         if self.prompt_logprobs is None and self.echo:
-            return self.sample_logprobs_count
+            return self.asked_logprobs
         return self.prompt_logprobs
 
     def check(self) -> None:
-        """Raise for combinations of fields that mean nothing."""
         self.check_streaming()
         self.check_logprobs_format()
         if self.top_logprobs is not None and self.top_logprobs != 0 and not self.logprobs:

@@ -68,7 +68,6 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def num_candidates(self) -> int:
-        """How many sequences are generated for a prompt; the best `num_choices` of them are answered."""
         return self.num_choices if self.best_of is None else self.best_of
 
     @property
@@ -76,14 +75,16 @@ class CompletionRequest(GenerationRequest):
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property
+    def asked_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
     def prompt_logprobs_count(self) -> int | None:
-        """What the engine is asked for: an echo with logprobs scores the prompt too."""
         if self.prompt_logprobs is None and self.echo:
             return self.logprobs
         return self.prompt_logprobs
 
     def check(self) -> None:
-        """Raise for combinations of fields that mean nothing."""
         self.check_streaming()
         self.check_logprobs_format()
         self._check_best_of()

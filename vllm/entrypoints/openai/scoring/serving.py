@@ -5,13 +5,14 @@ import itertools
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from fastapi import Request, Response
 
 from vllm.entrypoints.openai.context import ServerContext, make_request_id
 from vllm.entrypoints.openai.engine_calls import cancel_all, read_last, run_while_connected
+from vllm.entrypoints.openai.prompts import check_cache_salt
 from vllm.entrypoints.openai.sampling import check_priority
 from vllm.entrypoints.openai.scoring.protocol import (
     MAX_LABELS,
@@ -101,9 +102,8 @@ async def create_generative_scores(request: Request, body: GenerativeScoringRequ
 def _prepare(request: Request, body: ScoringRequest, server: ServerContext, kind: str) -> tuple[str, str, int]:
     """Return the model's name, the request's id and its priority."""
     model = server.check_model(body.model)
-    if body.cache_salt == "":
-        raise VLLMValidationError("cache_salt must not be an empty string", parameter="cache_salt", value="")
-    priority = check_priority(cast(Any, body), server.scheduling_policy)
+    check_cache_salt(body.cache_salt)
+    priority = check_priority(body.priority, server.scheduling_policy)
     return model, f"{kind}-{make_request_id(request, body.request_id)}", priority
 
 
