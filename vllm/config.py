@@ -145,12 +145,33 @@ class LoadConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How many workers compute together, and which of them reads this."""
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    distributed_executor_backend: str = "uni"  # a name of vllm/v1/executor/factory.py, or an executor's "module:Class"
+    rank: int = 0  # from 0 to world_size − 1; those of one tensor-parallel group follow each other
+
+    @property
+    def world_size(self) -> int:
+        """The workers of one engine."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def tensor_parallel_rank(self) -> int:
+        return self.rank % self.tensor_parallel_size
+
+
+@dataclass(frozen=True, kw_only=True)
 class VllmConfig:
     """All of it."""
 
     model_config: ModelConfig
     cache_config: CacheConfig = CacheConfig()
     scheduler_config: SchedulerConfig = SchedulerConfig()
+    parallel_config: ParallelConfig = ParallelConfig()
     load_config: LoadConfig = LoadConfig()
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:1"
     batch_invariant: bool = False  # values repeat bit for bit, or the worker refuses to start

@@ -6,6 +6,7 @@ torch is imported inside the functions that need it, so that the front end can i
 import functools
 import os
 import pathlib
+from collections.abc import MutableMapping
 
 from vllm import envs
 
@@ -135,3 +136,19 @@ def get_resident_memory() -> int:
     except OSError:
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+# How often a thread of libgomp that waits looks again before it sleeps. The default is some milliseconds, all through
+# what the front end has to do between two steps: on two cores that is its core. A thousand looks (10 to 50 µs) bridge
+# the gap between two parallel regions of one step, so that threads don't have to be woken for each.
+OPENMP_SPIN_COUNT = "1000"
+
+
+def bound_openmp_spinning(environment: MutableMapping[str, str]) -> None:
+    """Set the bound for an OpenMP runtime that starts in `environment`, unless the user has set his own.
+
+    Beside another busy process on two cores a step of 32 rows took 0.9 s without the bound and 0.2 s with it: a thread
+    that spins keeps the one that it waits for from running.
+    """
+    if not environment.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
+        environment["GOMP_SPINCOUNT"] = OPENMP_SPIN_COUNT

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.tiny_models import write_tiny_model
+from vllm.config import ParallelConfig
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.engine.cli_args import with_dashes
 from vllm.exceptions import ModelLoadError, VLLMUnsupportedError, VLLMValidationError
@@ -227,3 +228,22 @@ def test_the_help_of_the_command_line_tells_what_is_served_and_hides_the_rest() 
 def test_underscores_in_values_are_kept() -> None:
     line = ["--max_model_len", "a_b", "--logprobs_mode=raw_logprobs", "-x_y", "--", "--kept_so"]
     assert with_dashes(line) == ["--max-model-len", "a_b", "--logprobs-mode=raw_logprobs", "-x_y", "--", "--kept_so"]
+
+
+class OwnExecutor:
+    """Stands for a caller's executor."""
+
+
+def test_one_worker_runs_unless_the_caller_names_an_executor(folder: pathlib.Path) -> None:
+    for backend in (None, "uni", "mp", "external_launcher"):
+        parallel = config_of(folder, distributed_executor_backend=backend).parallel_config
+        assert parallel == ParallelConfig() and parallel.world_size == 1
+    for backend in (OwnExecutor, f"{__name__}:OwnExecutor"):
+        parallel = config_of(folder, distributed_executor_backend=backend).parallel_config
+        assert parallel.distributed_executor_backend == f"{__name__}:OwnExecutor"
+
+
+def test_ranks_of_a_tensor_parallel_group_follow_each_other() -> None:
+    configs = [ParallelConfig(tensor_parallel_size=2, pipeline_parallel_size=3, rank=rank) for rank in range(6)]
+    assert [config.tensor_parallel_rank for config in configs] == [0, 1, 0, 1, 0, 1]
+    assert configs[0].world_size == 6

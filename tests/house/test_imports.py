@@ -2,6 +2,8 @@
 
 import ast
 import pathlib
+import re
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -49,6 +51,13 @@ LAZY_EXCEPTIONS: dict[str, str] = {
     "vllm": "public names load on first use",
     "vllm.platforms": "the front end imports this file and never loads torch",
 }
+
+# Edges of circles that stand, each with its reason.
+CIRCLE_EXCEPTIONS: dict[tuple[str, str], str] = {
+    ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main"): "run by `python -m`, it is `vllm serve`",
+}
+# What names all modules, and may: public names load on first use.
+NAMES_EVERYTHING = {"vllm"}
 
 
 def module_name(path: pathlib.Path) -> str:
@@ -139,6 +148,60 @@ def test_our_own_modules_are_imported_at_the_top(path: pathlib.Path) -> None:
     for imported, node, at_top in imports_of(path):
         if imported.split(".")[0] == "vllm":
             assert at_top, f"{module}:{node.lineno} imports {imported} inside a function"
+
+
+def docstrings_of(tree: ast.Module) -> set[int]:
+    """Return the ids of the constants that are docstrings."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    firsts = [node.body[0] for node in ast.walk(tree) if isinstance(node, kinds) and node.body]
+    return {id(first.value) for first in firsts if isinstance(first, ast.Expr)}
+
+
+def names_in_strings(tree: ast.Module, modules: Iterable[str]) -> Iterator[str]:
+    """Yield the modules that strings name, for `importlib.import_module`, as "module:Class", or as code to run."""
+    left_out = docstrings_of(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in left_out:
+            yield from (name for name in re.findall(r"\bvllm(?:\.\w+)*", node.value) if name in modules)
+
+
+def find_circle(edges: dict[str, set[str]]) -> list[str]:
+    """Return modules that name each other in a circle, the first one again at the end; empty where there is none."""
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> list[str]:
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module in done:
+            return []
+        for other in sorted(edges.get(module, ())):
+            if circle := visit(other, [*path, module]):
+                return circle
+        done.add(module)
+        return []
+
+    return next((circle for module in sorted(edges) if (circle := visit(module, []))), [])
+
+
+def test_modules_do_not_name_each_other_in_circles() -> None:
+    """Also not lazily: of two modules that name each other neither can be read, tested or replaced alone."""
+    modules = {module_name(path): path for path in source_files()}
+    edges: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        if module not in NAMES_EVERYTHING:
+            named = {imported for imported, _, _ in imports_of(path)}
+            named |= set(names_in_strings(ast.parse(path.read_text()), modules))
+            edges[module] = named & modules.keys() - {module}
+    for one, other in CIRCLE_EXCEPTIONS:
+        edges[one].remove(other)
+    assert " → ".join(find_circle(edges)) == ""
+
+
+def test_circles_are_found_through_imports_and_through_strings() -> None:
+    lazy = ast.parse('"""vllm.doc"""\nmake = resolve_name("vllm.b:Made")\nrun("from vllm.c import main; main()")')
+    assert list(names_in_strings(lazy, {"vllm", "vllm.doc", "vllm.b", "vllm.c"})) == ["vllm.b", "vllm.c"]
+    assert find_circle({"a": {"b", "c"}, "b": {"d"}, "c": {"b"}, "d": set()}) == []
+    assert find_circle({"a": {"b"}, "b": {"c"}, "c": {"d"}, "d": {"b"}}) == ["b", "c", "d", "b"]
 
 
 def test_no_drawer_for_everything() -> None:

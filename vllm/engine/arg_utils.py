@@ -87,6 +87,7 @@ class EngineArgs:
     enable_chunked_prefill: bool | None = _served(True, "let a long prompt take several steps")
     long_prefill_token_threshold: int = _served(0, "a prompt's tokens in one step at most; 0: no limit")
     scheduling_policy: str = _served("fcfs", "fcfs or priority", choices=("fcfs", "priority"))
+    distributed_executor_backend: Any = _served(None, "uni: the worker runs in the core's process; or module:Class")
     stream_interval: int = _served(1, "tokens between two outputs of a stream")
     disable_log_stats: bool = _served(False, "no statistics of requests")
     # ---- hints: they change no result here
@@ -139,7 +140,6 @@ class EngineArgs:
     data_parallel_size: int = _unserved(1)
     data_parallel_size_local: int | None = _unserved()
     data_parallel_rank: int | None = _unserved()
-    distributed_executor_backend: Any = _unserved()
     nnodes: int = _unserved(1)
     enable_expert_parallel: bool = _unserved(False)
     enable_eplb: bool = _unserved(False)
@@ -199,7 +199,7 @@ class EngineArgs:
         given = [name for name, value in by_kind["hint"].items() if value != defaults[name]]
         if given:
             logger.debug("accepted, and without effect here: %s", ", ".join(given))
-        return build_vllm_config(by_kind["served"])
+        return build_vllm_config(by_kind["served"] | by_kind["unserved"])
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser, leave_out: Collection[str] = ()) -> argparse.ArgumentParser:

@@ -19,11 +19,13 @@ from vllm.config import (
     LoadConfig,
     LogprobsMode,
     ModelConfig,
+    ParallelConfig,
     SchedulerConfig,
     SchedulingPolicy,
     TransformerConfig,
     VllmConfig,
 )
+from vllm.engine.unserved import is_neutral, refuse_unserved
 from vllm.exceptions import VLLMUnsupportedError, VLLMValidationError
 from vllm.model_executor.models.registry import read_transformer_config
 from vllm.tokenizers.loader import find_tokenizer_path
@@ -42,7 +44,7 @@ UNIT_SIZES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2
 
 
 def build_vllm_config(args: dict[str, Any]) -> VllmConfig:
-    """Return the configuration for the served arguments `args` of `EngineArgs`, by their names."""
+    """Return the configuration for the arguments `args` of `EngineArgs`, by name; what is not served is neutral."""
     dtype = _choose(args, "dtype", str(args["dtype"]).removeprefix("torch."), DTYPE_NAMES)
     load_format = _choose(args, "load_format", args["load_format"], LOAD_FORMATS)
     device = _check_device(args["device"])
@@ -79,6 +81,7 @@ def build_vllm_config(args: dict[str, Any]) -> VllmConfig:
         ),
         cache_config=_build_cache_config(args),
         scheduler_config=_build_scheduler_config(args, max_model_len, device),
+        parallel_config=_build_parallel_config(args),
         load_config=LoadConfig(load_format=load_format, download_dir=args["download_dir"], hf_token=hf_token),
         device=device,
         batch_invariant=bool(envs.batch_invariant() if args["batch_invariant"] is None else args["batch_invariant"]),
@@ -234,3 +237,15 @@ def _build_scheduler_config(args: dict[str, Any], max_model_len: int, device: st
         policy=cast(SchedulingPolicy, _choose(args, "scheduling_policy", args["scheduling_policy"], policies)),
         long_prefill_token_threshold=_check_whole(args, "long_prefill_token_threshold", lowest=0),
     )
+
+
+def _build_parallel_config(args: dict[str, Any]) -> ParallelConfig:
+    names = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    sizes = {name: 1 if is_neutral(name, args[name]) else _check_whole(args, name, lowest=1) for name in names}
+    backend = args["distributed_executor_backend"]
+    if isinstance(backend, type):
+        backend = f"{backend.__module__}:{backend.__qualname__}"  # a configuration travels between processes
+    elif not isinstance(backend, str) or "." not in backend:
+        refuse_unserved({"distributed_executor_backend": backend})
+        backend = "uni"
+    return ParallelConfig(distributed_executor_backend=backend, **sizes)

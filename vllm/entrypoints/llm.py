@@ -277,8 +277,9 @@ class LLM(ScoringMethods):
         return SamplingParams.from_optional(**{"max_tokens": SamplingParams().max_tokens, **fields})
 
     def get_world_size(self, include_dp: bool = True) -> int:
-        """Return how many workers compute: one."""
-        return 1
+        """Return how many workers compute."""
+        config = self.llm_engine.vllm_config.parallel_config
+        return config.world_size * (config.data_parallel_size if include_dp else 1)
 
     def __repr__(self) -> str:
         ready = self.llm_engine.engine_core.ready

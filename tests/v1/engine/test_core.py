@@ -4,14 +4,14 @@ import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from tests.v1.core.scripted_engine import ScriptedRunner, make_config, make_request
 from vllm.config import VllmConfig
-from vllm.exceptions import VLLMServerError, VLLMValidationError
-from vllm.v1.engine.core import EngineCore
+from vllm.exceptions import VLLMServerError, VLLMUnsupportedError, VLLMValidationError
+from vllm.v1.engine.core import UTILITY_CALLS, EngineCore
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.messages import EngineCoreReady, FinishReason, ModelRunnerOutput, SchedulerOutput
@@ -57,7 +57,7 @@ class ScriptedExecutor(Executor):
     ) -> list[Any]:
         self.calls.append((method, args))
         if method == "load_weights":
-            self._tell_weights_changed()
+            self._notify_weights_changed()
         return [None]
 
     @property
@@ -162,7 +162,7 @@ def test_ctrl_c_inside_the_scheduler_leaves_a_usable_engine(place: str, monkeypa
 def test_new_weights_make_the_cache_forget() -> None:
     core = make_core()
     answer(core, "first")
-    core.collective_rpc("load_weights", None, ("weights",))
+    core.collective_rpc("load_weights", None, ("weights",), None)
     core.add_request(make_request("second", PROMPT))
     assert core.step().outputs[0].num_cached_tokens == 0
 
@@ -195,6 +195,40 @@ def test_a_length_nobody_gave_is_lowered_to_what_the_cache_holds(is_given: bool,
     core = EngineCore(dataclasses.replace(config, model_config=model_config), ScriptedExecutor)
     assert core.ready.max_model_len == core.vllm_config.model_config.max_model_len == length
     core.add_request(make_request("long", PROMPT, max_tokens=length - len(PROMPT) if not is_given else 1))
+
+
+def test_a_pause_lasts_until_its_last_reason_is_gone() -> None:
+    core = make_core()
+    assert core.may_step and not core.is_sleeping()
+    core.pause("generation")
+    core.pause("sleep")
+    assert not core.may_step and core.is_sleeping()
+    core.wake_up(["scheduling"])
+    assert core.model_executor.calls == [] and not core.is_sleeping()
+    assert not core.may_step, "it is still paused for the other reason"
+    core.resume("generation")
+    core.resume("never given")
+    assert core.may_step
+    core.pause("sleep")
+    core.wake_up(["scheduling", "weights"])
+    assert core.may_step and core.model_executor.calls == [("wake_up", (["weights"],))]
+    core.pause("sleep")
+    core.wake_up(None)
+    assert core.may_step and core.model_executor.calls[-1] == ("wake_up", (None,))
+
+
+def test_private_methods_of_workers_are_not_called() -> None:
+    core = make_core()
+    with pytest.raises(VLLMUnsupportedError, match="no public method"):
+        core.collective_rpc("_secret", None, (), None)
+    assert core.model_executor.calls == []
+
+
+def test_every_control_method_declares_what_it_answers() -> None:
+    """Clients of another process bring answers back to the declared type."""
+    assert UTILITY_CALLS.keys() >= {"get_stats", "reset_prefix_cache", "sleep", "wake_up", "collective_rpc"}
+    for name, method in UTILITY_CALLS.items():
+        assert getattr(EngineCore, name) is method and "return" in get_type_hints(method)
 
 
 def test_shutdown_reaches_the_executor() -> None:

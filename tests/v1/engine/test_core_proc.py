@@ -22,7 +22,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import ModelLoadError, VLLMServerError, VLLMUnsupportedError, VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.core import UTILITY_CALLS, EngineCore
 from vllm.v1.engine.core_client_launch import _make_folder
 from vllm.v1.engine.core_client_mp import SyncMPClient
 from vllm.v1.engine.core_proc import MAX_FAILED_STEPS, EngineCoreProcess
@@ -166,7 +166,7 @@ def test_a_refusal_that_only_the_core_can_give_comes_back_for_its_request(mp_eng
     client.abort_requests(["twice"])
     while client.has_work():
         client.get_output()
-    assert client.get_stats().num_used_blocks == 0
+    assert client.call_utility(EngineCore.get_stats).num_used_blocks == 0
 
 
 def test_aborted_requests_free_their_blocks(mp_engine: LLMEngine) -> None:
@@ -327,7 +327,26 @@ def test_a_forgotten_client_ends_its_core(tiny_folder: pathlib.Path) -> None:
     assert wait_until_gone(pid, 2.0)
 
 
+@pytest.mark.parametrize("is_own_process", [False, True])
+def test_a_callers_executor_runs_the_model_wherever_the_core_is(
+    tiny_folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, is_own_process: bool
+) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", str(int(is_own_process)))
+    engine = LLMEngine.from_engine_args(make_args(tiny_folder, distributed_executor_backend=NamedExecutor))
+    try:
+        assert engine.collective_rpc("get_name") == ["the caller's own"]
+    finally:
+        engine.shutdown()
+
+
 # ---------------------------------------------------------------- the loop itself, with a worker that fails on demand
+
+
+class NamedExecutor(UniProcExecutor):
+    """Has a method that no other has."""
+
+    def collective_rpc(self, method: Any, timeout: Any = None, args: Any = (), kwargs: Any = None) -> list[Any]:
+        return ["the caller's own"] if method == "get_name" else super().collective_rpc(method, timeout, args, kwargs)
 
 
 class FailingExecutor(UniProcExecutor):
@@ -359,15 +378,15 @@ class Loop:
         sockets[1].connect(f"inproc://{name}")
         return sockets
 
-    def turn(self, *letters: Any) -> list[Any]:
-        """Send letters, let the loop turn once, and return what it said."""
-        for letter in letters:
-            self.inputs.send_multipart(Encoder().encode(letter))
-        self.process._take_letters()
+    def turn(self, *messages: Any) -> list[Any]:
+        """Send messages, let the loop turn once, and return what it said."""
+        for message in messages:
+            self.inputs.send_multipart(Encoder().encode(message))
+        self.process._take_messages()
         if self.process._may_step():
             self.process._step()
         elif self.process._is_stale:
-            self.process._tell_state()
+            self.process._report_state()
         said = []
         while self.outputs.poll(0):
             said.append(self.decoder.decode(self.outputs.recv_multipart()))
@@ -416,11 +435,11 @@ def test_gauges_fall_when_the_last_request_is_aborted(loop: Loop) -> None:
 
 
 def test_a_halted_core_takes_requests_in_and_runs_none(loop: Loop) -> None:
-    (paused,) = loop.turn(Call(1, "pause"))
+    (paused,) = loop.turn(Call(1, "pause", ["test"]))
     assert paused == Answer(1)
     assert loop.turn(make_add("a")) == []
     assert not loop.process._may_step(), "a halted loop would spin"
-    resumed, done = loop.turn(Call(2, "resume"))
+    resumed, done = loop.turn(Call(2, "resume", ["test"]))
     assert resumed.number == 2
     assert isinstance(done, StepDone) and [out.request_id for out in done.outputs.outputs] == ["a"]
 
@@ -442,7 +461,9 @@ def test_a_request_that_breaks_a_rule_on_arrival_is_refused_by_its_id(loop: Loop
     assert done.num_taken == 3 and [out.request_id for out in done.outputs.outputs] == ["good"]
 
 
-def test_a_call_that_fails_is_answered_and_so_is_one_whose_answer_cannot_travel(loop: Loop) -> None:
+def test_a_call_that_fails_is_answered_and_so_is_one_whose_answer_cannot_travel(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unknown, no_object, good = loop.turn(
         Call(1, "no_such"),
         Call(2, "collective_rpc", ["__class__", None, [], {}]),
@@ -450,6 +471,6 @@ def test_a_call_that_fails_is_answered_and_so_is_one_whose_answer_cannot_travel(
     )
     assert "no_such" in unknown.error.message and "no public method" in no_object.error.message
     assert good == Answer(3, False)
-    loop.process._methods["get_object"] = object
+    monkeypatch.setitem(UTILITY_CALLS, "get_object", lambda core: object())
     (answer,) = loop.turn(Call(4, "get_object"))
     assert answer.number == 4 and answer.error.kind == "TypeError" and "can't travel" in answer.error.message

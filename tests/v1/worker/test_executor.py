@@ -132,11 +132,11 @@ class TestSleep:
     @pytest.mark.parametrize("level", [1, 2])
     def test_steps_after_waking_equal_those_before(self, executor: UniProcExecutor, level: int) -> None:
         before = run_greedy(executor)
-        executor.sleep(level)
+        executor.collective_rpc("sleep", args=(level,))
         assert executor.is_sleeping
         with pytest.raises(RuntimeError, match="wake_up"):
             run_greedy(executor)
-        executor.wake_up()
+        executor.collective_rpc("wake_up")
         assert not executor.is_sleeping and run_greedy(executor) == before
 
     def test_a_trainer_wakes_the_weights_hands_them_over_and_wakes_the_cache(self, executor: UniProcExecutor) -> None:
@@ -144,27 +144,27 @@ class TestSleep:
         model = executor.driver_worker.model_runner.model
         weights = {name: value.clone() for name, value in model.state_dict().items()}
         embedding = weights["model.embed_tokens.weight"]
-        executor.sleep(2)
+        executor.collective_rpc("sleep", args=(2,))
         assert executor.driver_worker.model_runner.kv_caches == []
-        executor.wake_up(["weights"])
+        executor.collective_rpc("wake_up", args=(["weights"],))
         assert executor.is_sleeping
         executor.driver_worker.model_runner.model.load_weights([("model.embed_tokens.weight", embedding)])
-        executor.wake_up(["kv_cache"])
+        executor.collective_rpc("wake_up", args=(["kv_cache"],))
         assert run_greedy(executor) == before
 
     def test_the_weights_of_level_2_are_given_back(self, executor: UniProcExecutor) -> None:
         model = weakref.ref(executor.driver_worker.model_runner.model)
-        executor.sleep(1)
+        executor.collective_rpc("sleep", args=(1,))
         assert model() is not None
-        executor.wake_up()
-        executor.sleep(2)
+        executor.collective_rpc("wake_up")
+        executor.collective_rpc("sleep", args=(2,))
         assert model() is None
 
     def test_the_listeners_stay_with_a_model_that_was_read_again(self, executor: UniProcExecutor) -> None:
         told: list[bool] = []
         executor.on_weights_changed.append(lambda: told.append(True))
-        executor.sleep(2)
-        executor.wake_up()
+        executor.collective_rpc("sleep", args=(2,))
+        executor.collective_rpc("wake_up")
         told.clear()
         executor.driver_worker.model_runner.model.load_weights([])
         assert told == [True]
@@ -172,9 +172,9 @@ class TestSleep:
     @pytest.mark.parametrize("wrong", [{"level": 3}, {"level": 0}])
     def test_other_levels_are_refused(self, executor: UniProcExecutor, wrong: dict[str, Any]) -> None:
         with pytest.raises(VLLMValidationError, match="1 or 2"):
-            executor.sleep(**wrong)
+            executor.collective_rpc("sleep", kwargs=wrong)
 
     def test_other_tags_are_refused(self, executor: UniProcExecutor) -> None:
-        executor.sleep()
+        executor.collective_rpc("sleep")
         with pytest.raises(VLLMValidationError, match="weights, kv_cache"):
-            executor.wake_up(["wieghts"])
+            executor.collective_rpc("wake_up", args=(["wieghts"],))

@@ -1,9 +1,8 @@
 """Measure a server, or the engine in this process."""
 
 import argparse
-import difflib
 
-from vllm.entrypoints.cli.main import Subcommand, run_subcommand
+from vllm.entrypoints.cli.subcommand import Subcommand, run_subcommand, suggest
 from vllm.exceptions import VLLMValidationError
 
 BENCHMARKS = {
@@ -32,7 +31,5 @@ def run(args: argparse.Namespace) -> int:
         args.print_help()
         return 0
     if name not in BENCHMARKS:
-        near = difflib.get_close_matches(name, BENCHMARKS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(BENCHMARKS)}"
-        raise VLLMValidationError(f"unknown benchmark {name!r}; {hint}")
+        raise VLLMValidationError(f"unknown benchmark {name!r}{suggest(name, BENCHMARKS)}")
     return run_subcommand(f"bench {name}", BENCHMARKS[name], args.arguments)

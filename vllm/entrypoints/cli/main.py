@@ -1,22 +1,12 @@
 """The `vllm` command: `vllm --help` lists what there is, and loads none of it."""
 
 import argparse
-import difflib
-import importlib
 import os
 import sys
-from typing import NamedTuple
 
 import vllm
+from vllm.entrypoints.cli.subcommand import Subcommand, fail, parse, run_subcommand, suggest
 from vllm.exceptions import VLLMClientError, VLLMError
-
-
-class Subcommand(NamedTuple):
-    """Where a sub-command lives: a module with `add_arguments(parser)` and `run(args) -> exit status`."""
-
-    module: str
-    summary: str
-
 
 SUBCOMMANDS = {
     "generate": Subcommand(
@@ -39,15 +29,15 @@ def main(argv: list[str] | None = None) -> int:
         return _run_top_level(argv)
     name, rest = argv[0], argv[1:]
     if name not in SUBCOMMANDS:
-        return _fail(f"unknown command {name!r}{_suggest(name)}", status=2)
+        return fail(f"unknown command {name!r}{suggest(name, SUBCOMMANDS)}", status=2)
     try:
         return run_subcommand(name, SUBCOMMANDS[name], rest)
     except VLLMClientError as error:
-        return _fail(str(error), status=2)
+        return fail(str(error), status=2)
     except VLLMError as error:
-        return _fail(str(error), status=1)
+        return fail(str(error), status=1)
     except KeyboardInterrupt:
-        return _fail("interrupted", status=130)
+        return fail("interrupted", status=130)
     except BrokenPipeError:  # the reader of our output, such as head, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -64,7 +54,7 @@ def _run_top_level(argv: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-v", "--version", action="store_true", help="show the version and leave")
-    args = _parse(parser, argv)
+    args = parse(parser, argv)
     if isinstance(args, int):
         return args
     if args.version:
@@ -72,42 +62,6 @@ def _run_top_level(argv: list[str]) -> int:
         return 0
     parser.print_help()
     return 0
-
-
-def run_subcommand(name: str, subcommand: Subcommand, argv: list[str]) -> int:
-    """Load the sub-command's module, and none of another, and run it on its arguments."""
-    module = importlib.import_module(subcommand.module)
-    cli_args = importlib.import_module("vllm.engine.cli_args")
-    parser = argparse.ArgumentParser(prog=f"vllm {name}", description=module.__doc__, allow_abbrev=False)
-    module.add_arguments(parser)
-    args = _parse(parser, cli_args.with_dashes(argv))
-    return args if isinstance(args, int) else module.run(args)
-
-
-def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace | int:
-    """Return the parsed arguments, or the exit status where argparse has had the last word."""
-    try:
-        args, unknown = parser.parse_known_args(argv)
-    except SystemExit as leave:
-        return leave.code if isinstance(leave.code, int) else 2
-    if unknown:
-        near = _nearest(unknown[0].partition("=")[0], list(parser._option_string_actions))
-        return _fail(f"{parser.prog}: unknown argument {unknown[0]!r}{near}", status=2)
-    return args
-
-
-def _suggest(name: str) -> str:
-    return _nearest(name, list(SUBCOMMANDS)) or f"; there are: {', '.join(SUBCOMMANDS)}"
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def _fail(message: str, *, status: int) -> int:
-    print(f"vllm: {' '.join(message.split())}", file=sys.stderr)
-    return status
 
 
 if __name__ == "__main__":

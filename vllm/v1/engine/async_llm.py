@@ -7,9 +7,7 @@ generate ◀─ RequestOutputCollector ◀─ OutputProcessor ◀─┘   (in sl
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from typing import Any
-
-import msgspec
+from typing import Any, TypeVar, TypeVarTuple
 
 from vllm.config import ModelConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
@@ -19,20 +17,23 @@ from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import get_tokenizer
-from vllm.v1.engine.core_client_mp import AsyncMPClient, check_method_name
-from vllm.v1.engine.core_control import CoreControl
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.core_client_mp import AsyncMPClient
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedRequest
-from vllm.v1.engine.llm_engine import SLEEP_MODES, log_start, make_tokenizer, refuse_lora
+from vllm.v1.engine.llm_engine import check_sleep_mode, log_start, make_tokenizer, refuse_lora
 from vllm.v1.engine.output_collector import RequestOutputCollector
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.output_pump import OutputPump
 from vllm.v1.engine.queue_limits import QueueLimits
 from vllm.v1.engine.wire import Refused
 from vllm.v1.messages import EngineCoreOutputs, SchedulerStats
-from vllm.v1.metrics.prometheus import EngineMetrics
+from vllm.v1.metrics.prometheus import SLEEP_STATES, EngineMetrics
 
 logger = init_logger(__name__)
+
+_Args = TypeVarTuple("_Args")
+_Answer = TypeVar("_Answer")
 
 # Shorter texts are tokenised in the loop: they take a millisecond, and a thread costs as much.
 _LONG_TEXT = 4_000
@@ -79,7 +80,6 @@ class AsyncLLM:
         self._dead_error: EngineDeadError | None = None
         self._is_shut_down = False
         self._reopened: asyncio.Event | None = None  # set when a pause ends; None: no pause
-        self._control = CoreControl(self._call)
         self._idle_waiters: list[asyncio.Future[None]] = []
         log_start(vllm_config, ready, time.monotonic() - started)
 
@@ -359,9 +359,9 @@ class AsyncLLM:
 
     # ------------------------------------------------------------ control
 
-    async def _call(self, method: str, *args: Any) -> Any:
+    async def _call(self, method: Callable[[EngineCore, *_Args], _Answer], *args: *_Args) -> _Answer:
         self._attach()
-        return await self._client.call(method, *args)
+        return await self._client.call_utility(method, *args)
 
     async def pause_generation(
         self, *, mode: str = "abort", wait_for_inflight_requests: bool | None = None, clear_cache: bool = True
@@ -375,11 +375,11 @@ class AsyncLLM:
         self._attach()
         if wait_for_inflight_requests is not None:
             mode = "wait" if wait_for_inflight_requests else "abort"
-        _check_mode(mode)
+        check_sleep_mode(mode)
         if self._reopened is None:
             self._reopened = asyncio.Event()
         if mode == "keep":
-            await self._control.halt("pause")
+            await self._call(EngineCore.pause, "generation")
         else:
             await self._clear(mode)
         if clear_cache:
@@ -387,10 +387,10 @@ class AsyncLLM:
 
     async def resume_generation(self) -> None:
         """End a pause."""
-        await self._control.resume("pause")
         if self._reopened is not None:
             self._reopened.set()
             self._reopened = None
+            await self._call(EngineCore.resume, "generation")
 
     async def is_paused(self) -> bool:
         return self._reopened is not None
@@ -415,7 +415,7 @@ class AsyncLLM:
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes; requests that run go on with what they have."""
-        return bool(await self._call("reset_prefix_cache"))
+        return await self._call(EngineCore.reset_prefix_cache)
 
     async def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Give memory back: level 1 keeps the weights aside, level 2 drops them; level 0 only stops stepping.
@@ -424,21 +424,23 @@ class AsyncLLM:
         meanwhile, are computed after `wake_up`.
         """
         self._attach()
-        _check_mode(mode)
+        check_sleep_mode(mode)
+        if level not in range(len(SLEEP_STATES)):
+            raise VLLMValidationError("level must be 0, 1 or 2", parameter="level", value=level)
         await self._clear(mode)
-        state = await self._control.sleep(level)
+        await (self._call(EngineCore.sleep, level) if level else self._call(EngineCore.pause, "sleep"))
         if self.metrics is not None:
-            self.metrics.set_sleep_state(state)
+            self.metrics.set_sleep_state(SLEEP_STATES[level])
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
         """Take memory again and go on: all of it, or what `tags` name ("weights", "kv_cache", "scheduling")."""
-        await self._control.wake_up(tags)
-        if self.metrics is not None and not await self._call("is_sleeping"):
+        await self._call(EngineCore.wake_up, tags)
+        if self.metrics is not None and not await self.is_sleeping():
             self.metrics.set_sleep_state("awake")
 
     async def is_sleeping(self) -> bool:
-        """Say whether memory is given back and not all of it taken again, or the core halted by level 0."""
-        return await self._control.is_sleeping()
+        """Say whether memory is given back and not all of it taken again, or the core paused by level 0."""
+        return await self._call(EngineCore.is_sleeping)
 
     async def collective_rpc(
         self,
@@ -454,8 +456,7 @@ class AsyncLLM:
             TypeError: an argument or the answer can't travel.
             asyncio.TimeoutError: no answer came in `timeout` seconds.
         """
-        call = self._call("collective_rpc", check_method_name(method), timeout, list(args), kwargs or {})
-        return list(await asyncio.wait_for(call, timeout))
+        return await asyncio.wait_for(self._call(EngineCore.collective_rpc, method, timeout, args, kwargs), timeout)
 
     # ------------------------------------------------------------ what it is
 
@@ -481,16 +482,9 @@ class AsyncLLM:
 
     async def get_stats(self) -> SchedulerStats:
         """Return gauges as they are, and counters since start-up."""
-        return msgspec.convert(await self._call("get_stats"), SchedulerStats)
+        return await self._call(EngineCore.get_stats)
 
     async def do_log_stats(self) -> None:
         """Write a line about the time since the last one into the log."""
         if self.metrics is not None and (line := self.metrics.format_log_line()) is not None:
             logger.info("%s", line)
-
-
-def _check_mode(mode: str) -> None:
-    if mode not in SLEEP_MODES:
-        raise VLLMValidationError(
-            f"mode must be one of {', '.join(SLEEP_MODES)}; got {mode!r}", parameter="mode", value=mode
-        )

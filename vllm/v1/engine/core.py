@@ -1,11 +1,12 @@
 """The engine core: it joins the scheduler (who runs) and the executor (how it runs), one step at a time."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
 from vllm.config import VllmConfig
+from vllm.exceptions import VLLMUnsupportedError
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.messages import (
@@ -17,7 +18,21 @@ from vllm.v1.messages import (
     SchedulerStats,
 )
 
-_NOTHING_MADE = ModelRunnerOutput(token_ids={})
+_EMPTY_OUTPUT = ModelRunnerOutput(token_ids={})
+_SCHEDULING_TAG = "scheduling"  # of what `wake_up` brings back: the core's own part
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+UTILITY_CALLS: dict[str, Callable[..., Any]] = {}
+
+
+def utility(method: _Method) -> _Method:
+    """Let front ends call this method of `EngineCore` wherever the core runs: `client.call_utility(method, *args)`.
+
+    Arguments and the answer may have to travel between processes (vllm/v1/engine/wire.py says what can); the answer
+    arrives as the type that the method declares.
+    """
+    UTILITY_CALLS[method.__name__] = method
+    return method
 
 
 class EngineCore:
@@ -34,6 +49,7 @@ class EngineCore:
         self.vllm_config = vllm_config.with_max_model_len(max_model_len)
         self.scheduler = Scheduler(self.vllm_config, ready.num_gpu_blocks)
         self.model_executor.on_weights_changed.append(self._forget_prefixes)
+        self._pauses: set[str] = set()  # why a core that steps by itself does not
 
     # ------------------------------------------------------------ requests and steps
 
@@ -61,11 +77,11 @@ class EngineCore:
         """
         is_executing = False
         try:
-            plan = self.scheduler.schedule()
+            scheduler_output = self.scheduler.schedule()
             is_executing = True
-            made = self._execute(plan)
+            runner_output = self._execute(scheduler_output)
             is_executing = False
-            return self.scheduler.update_from_output(plan, made)
+            return self.scheduler.update_from_output(scheduler_output, runner_output)
         except BaseException:
             if is_executing:
                 self.scheduler.abort_running()
@@ -73,13 +89,19 @@ class EngineCore:
                 self.scheduler.forget_everything()
             raise
 
-    def _execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        if not plan.num_scheduled_tokens and not plan.left_request_ids:
-            return _NOTHING_MADE
-        return self.model_executor.execute_model(plan)
+    def _execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        if not scheduler_output.num_scheduled_tokens and not scheduler_output.left_request_ids:
+            return _EMPTY_OUTPUT
+        return self.model_executor.execute_model(scheduler_output)
 
     # ------------------------------------------------------------ control
 
+    @utility
+    def get_stats(self) -> SchedulerStats:
+        """Return gauges as they are, and counters since start-up."""
+        return self.scheduler.get_stats()
+
+    @utility
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; running requests go on."""
         return self.scheduler.reset_prefix_cache()
@@ -87,30 +109,57 @@ class EngineCore:
     def _forget_prefixes(self) -> None:
         self.scheduler.reset_prefix_cache()
 
-    def sleep(self, level: int = 1) -> None:
-        """Give the device's memory back; requests lose their KV and are computed again after `wake_up`."""
-        self.scheduler.preempt_everything()
-        self.model_executor.sleep(level)
+    @utility
+    def pause(self, reason: str) -> None:
+        """Let a core that steps by itself take requests in, but run none, until `reason` and all others are gone."""
+        self._pauses.add(reason)
 
-    def wake_up(self, tags: list[str] | None = None) -> None:
-        self.model_executor.wake_up(tags)
+    @utility
+    def resume(self, reason: str) -> None:
+        """Take a reason for the pause back."""
+        self._pauses.discard(reason)
 
     @property
-    def is_sleeping(self) -> bool:
-        return self.model_executor.is_sleeping
+    def may_step(self) -> bool:
+        """Say whether a core that steps by itself should: it is not paused, and nothing of it sleeps."""
+        return not self._pauses and not self.model_executor.is_sleeping
 
+    @utility
+    def sleep(self, level: int) -> None:
+        """Give the device's memory back; requests lose their KV and are computed again after `wake_up`."""
+        self.scheduler.preempt_everything()
+        self.model_executor.collective_rpc("sleep", args=(level,))
+
+    @utility
+    def wake_up(self, tags: list[str] | None) -> None:
+        """Take the memory back that `tags` name, and end a pause for `sleep`; None is all of it."""
+        if tags is None or _SCHEDULING_TAG in tags:
+            self.resume("sleep")
+        rest = None if tags is None else [tag for tag in tags if tag != _SCHEDULING_TAG]
+        if rest is None or rest:
+            self.model_executor.collective_rpc("wake_up", args=(rest,))
+
+    @utility
+    def is_sleeping(self) -> bool:
+        """Say whether memory is given back and not all of it taken again, or the core is paused for `sleep`."""
+        return "sleep" in self._pauses or self.model_executor.is_sleeping
+
+    @utility
     def collective_rpc(
         self,
         method: str | Callable[..., Any],
-        timeout: float | None = None,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        timeout: float | None,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
     ) -> list[Any]:
-        """Call a worker's method by name, or a function with the worker as first argument; an answer a worker."""
-        return self.model_executor.collective_rpc(method, timeout, args, kwargs)
+        """Call a worker's public method by name, or a function with the worker as first argument; an answer a worker.
 
-    def get_stats(self) -> SchedulerStats:
-        return self.scheduler.get_stats()
+        Raises:
+            VLLMUnsupportedError: the method is private.
+        """
+        if isinstance(method, str) and method.startswith("_"):
+            raise VLLMUnsupportedError(f"{method!r} is no public method of a worker", parameter="method", value=method)
+        return self.model_executor.collective_rpc(method, timeout, tuple(args), dict(kwargs or {}))
 
     def shutdown(self) -> None:
         self.model_executor.shutdown()

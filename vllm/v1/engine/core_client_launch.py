@@ -21,20 +21,24 @@ from collections.abc import Sequence
 import msgspec
 import zmq
 
-from vllm import envs
+from vllm import envs, platforms
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMServerError
-from vllm.v1.engine.core_client import bound_openmp_spinning
 from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.engine.wire import Encoder, Failed, Frame, Ready, StartUp, make_decoder_of_letters_from_core
+from vllm.v1.engine.wire import (
+    MAX_WAITING_OUTPUTS,
+    Encoder,
+    Failed,
+    Frame,
+    Ready,
+    StartUp,
+    make_decoder_of_letters_from_core,
+)
 from vllm.v1.messages import EngineCoreReady
 
 # The core imports from the very places that this process does, and nothing from the folder that it is started in.
 _BOOT = "import sys; sys.path[:] = sys.argv[2:]; from vllm.v1.engine.core_proc import main; main()"
 _TITLE = "vllm-engine-core"
-
-# Messages that wait in a socket before the core stands still: a front end that lags behind does not fill the memory.
-MAX_WAITING_OUTPUTS = 16
 
 _LONGEST_SOCKET_PATH = 100  # Linux allows 107
 _END_TIMEOUT_S = 1.0
@@ -80,7 +84,7 @@ class CoreProcess:
         self._end = weakref.finalize(
             self, _end_process, self._process, context, sockets, self.life_fd, self._folder, os.getpid()
         )
-        with contextlib.suppress(BrokenPipeError):  # it died already: wait_until_ready tells why
+        with contextlib.suppress(BrokenPipeError):  # it died already: wait_until_ready says why
             self._write_start_up(start_up)
 
     @property
@@ -102,34 +106,34 @@ class CoreProcess:
         """
         deadline = time.monotonic() + envs.engine_ready_timeout_s()
         try:
-            letter = None
-            while letter is None:
+            message = None
+            while message is None:
                 seconds = deadline - time.monotonic()
                 if seconds <= 0:
                     raise VLLMServerError(
                         f"the engine core was not ready after {envs.engine_ready_timeout_s()} s; a larger model may "
                         "take longer: raise VLLM_ENGINE_READY_TIMEOUT_S"
                     )
-                letter = self.receive(seconds)
-            if isinstance(letter, Failed):
-                raise letter.error.rebuild()
-            assert isinstance(letter, Ready), f"the core began with a {type(letter).__name__}"
+                message = self.receive(seconds)
+            if isinstance(message, Failed):
+                raise message.error.rebuild()
+            assert isinstance(message, Ready), f"the core began with a {type(message).__name__}"
         except EngineDeadError as error:
             raise VLLMServerError(f"the engine core did not start: {error}") from None
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
-        return letter.ready
+        return message.ready
 
-    # ------------------------------------------------------------ letters
+    # ------------------------------------------------------------ messages
 
-    def send(self, letter: object) -> None:
+    def send(self, message: object) -> None:
         """Send without waiting.
 
         Raises:
             EngineDeadError: nobody is there to take it.
             TypeError: it can't travel.
         """
-        frames = self._encoder.encode(letter)
+        frames = self._encoder.encode(message)
         if not self._end.alive:
             raise EngineDeadError(self.describe_end())
         try:
@@ -138,7 +142,7 @@ class CoreProcess:
             raise EngineDeadError(self.describe_end()) from None
 
     def receive(self, seconds: float | None = None) -> object | None:
-        """Wait for the next letter; None when the time is up.
+        """Wait for the next message; None when the time is up.
 
         Raises:
             EngineDeadError: the core has died and nothing is left to read.
@@ -147,15 +151,15 @@ class CoreProcess:
         poller.register(self.outputs, zmq.POLLIN)
         poller.register(self.life_fd, zmq.POLLIN)
         poller.poll(None if seconds is None else max(0, int(seconds * 1000)))
-        letter = self.receive_nowait()
-        if letter is None and self.has_died():
-            letter = self.receive_nowait()  # its last words may have come in between
-            if letter is None:
+        message = self.receive_nowait()
+        if message is None and self.has_died():
+            message = self.receive_nowait()  # its last words may have come in between
+            if message is None:
                 raise EngineDeadError(self.describe_end())
-        return letter
+        return message
 
     def receive_nowait(self) -> object | None:
-        """Return the next letter that is here, or None."""
+        """Return the next message that is here, or None."""
         try:
             frames = self.outputs.recv_multipart(flags=zmq.NOBLOCK, copy=False)
         except zmq.Again:
@@ -231,7 +235,7 @@ def _leave_out_hf_config(vllm_config: VllmConfig) -> VllmConfig:
 def _make_environment() -> dict[str, str]:
     """Return this process's environment, with a bound on OpenMP's spinning."""
     environment = dict(os.environ)
-    bound_openmp_spinning(environment)
+    platforms.bound_openmp_spinning(environment)
     return environment
 
 

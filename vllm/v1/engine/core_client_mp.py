@@ -3,7 +3,7 @@
 import asyncio
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, TypeVarTuple, get_type_hints
 
 import msgspec
 
@@ -11,6 +11,7 @@ from vllm.config import VllmConfig
 from vllm.exceptions import VLLMUnsupportedError
 from vllm.logger import init_logger
 from vllm.v1.core.sched.door import check_can_run
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.engine.core_client_launch import CoreProcess
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -21,10 +22,12 @@ from vllm.v1.messages import (
     EngineCoreReady,
     EngineCoreRequest,
     FinishReason,
-    SchedulerStats,
 )
 
 logger = init_logger(__name__)
+
+_Args = TypeVarTuple("_Args")
+_Answer = TypeVar("_Answer")
 
 
 class _Connection:
@@ -59,10 +62,20 @@ class _Connection:
         self.process.send(AddRequest(request))
         self.num_sent += len(request.seeds)
 
-    def send_call(self, method: str, args: tuple[Any, ...]) -> int:
-        """Send a call and return its number."""
+    def send_call(self, method: Callable[..., Any], args: tuple[Any, ...]) -> int:
+        """Send a call and return its number.
+
+        Raises:
+            VLLMUnsupportedError: an argument is a function.
+        """
+        if any(map(callable, args)):
+            raise VLLMUnsupportedError(
+                "collective_rpc takes a method's name when the core is a process of its own: a function would have to "
+                "be pickled",
+                parameter="method",
+            )
         self._num_calls += 1
-        self.process.send(Call(self._num_calls, method, list(args)))
+        self.process.send(Call(self._num_calls, method.__name__, list(args)))
         return self._num_calls
 
 
@@ -102,86 +115,60 @@ class SyncMPClient(EngineCoreClient):
             self._ask_for_step()
             while not self._waiting:
                 self._receive()
-        letter = self._waiting.pop(0)
-        if isinstance(letter, Failed):
-            raise letter.error.rebuild()
-        if letter.has_work:
+        message = self._waiting.pop(0)
+        if isinstance(message, Failed):
+            raise message.error.rebuild()
+        if message.has_work:
             self._ask_for_step()
         refused, self._refused = self._refused, []
-        outputs = letter.outputs
+        outputs = message.outputs
         return msgspec.structs.replace(outputs, outputs=outputs.outputs + _make_errors(refused)) if refused else outputs
 
     def has_work(self) -> bool:
         is_known_to = self._had_work or self._is_step_asked or bool(self._waiting or self._refused)
         return is_known_to or self._connection.num_sent > self._connection.num_taken
 
-    def get_stats(self) -> SchedulerStats:
-        return msgspec.convert(self._call("get_stats"), SchedulerStats)
-
-    def reset_prefix_cache(self) -> bool:
-        return bool(self._call("reset_prefix_cache"))
-
-    def sleep(self, level: int = 1) -> None:
-        self._call("sleep", level)
-
-    def wake_up(self, tags: list[str] | None = None) -> None:
-        self._call("wake_up", tags)
-
-    @property
-    def is_sleeping(self) -> bool:
-        return bool(self._call("is_sleeping"))
-
-    def collective_rpc(
-        self,
-        method: str | Callable[..., Any],
-        timeout: float | None = None,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> list[Any]:
-        """Call a worker's method by name; a function can't travel."""
-        return list(self._call("collective_rpc", check_method_name(method), timeout, list(args), kwargs or {}))
-
-    def shutdown(self) -> None:
-        self._process.stop()
-
-    # ------------------------------------------------------------ letters
-
-    def _ask_for_step(self) -> None:
-        if not self._is_step_asked:
-            self._process.send(RunStep())
-            self._is_step_asked = True
-
-    def _call(self, method: str, *args: Any) -> Any:
+    def call_utility(self, method: Callable[[EngineCore, *_Args], _Answer], *args: *_Args) -> _Answer:
         number = self._connection.send_call(method, args)
         while True:
             answer = self._receive()
             if isinstance(answer, Answer) and answer.number == number:  # not one that an interrupted call left
                 if answer.error is not None:
                     raise answer.error.rebuild()
-                return answer.value
+                return _restore_type(method, answer.value)
+
+    def shutdown(self) -> None:
+        self._process.stop()
+
+    # ------------------------------------------------------------ messages
+
+    def _ask_for_step(self) -> None:
+        if not self._is_step_asked:
+            self._process.send(RunStep())
+            self._is_step_asked = True
 
     def _receive(self) -> object:
-        """Wait for a letter, put it where it belongs and return it."""
-        letter = self._process.receive()
-        if isinstance(letter, Failed) and letter.is_end:
+        """Wait for a message, put it where it belongs and return it."""
+        message = self._process.receive()
+        if isinstance(message, Failed) and message.is_end:
             self._process.stop()
-            raise EngineDeadError(f"the engine core has died: {letter.error.rebuild()}")
-        if isinstance(letter, StepDone):
-            self._connection.num_taken = letter.num_taken
-        if isinstance(letter, StepDone | Failed):
-            self._had_work = isinstance(letter, Failed) or letter.has_work  # the next step tells what is left
+            raise EngineDeadError(f"the engine core has died: {message.error.rebuild()}")
+        if isinstance(message, StepDone):
+            self._connection.num_taken = message.num_taken
+        if isinstance(message, StepDone | Failed):
+            self._had_work = isinstance(message, Failed) or message.has_work  # the next step says what is left
             self._is_step_asked = False
-            self._waiting.append(letter)
-        elif isinstance(letter, Refused):
-            logger.error("request %s was refused by the core: %s", letter.request_id, letter.error.message)
-            self._refused.append(letter)
-        return letter
+            self._waiting.append(message)
+        elif isinstance(message, Refused):
+            logger.error("request %s was refused by the core: %s", message.request_id, message.error.message)
+            self._refused.append(message)
+        return message
 
 
 class AsyncMPClient:
     """A core process that steps by itself, for an event loop. Not for several threads at once.
 
-    Whoever uses it calls `attach` in his loop; from then on `on_mail` is called there when letters wait, which
+    Whoever uses it calls `attach` in his loop; from then on `on_message` is called there when messages wait, which
     `receive_nowait` returns, and `on_death` when the core is gone.
     """
 
@@ -208,7 +195,7 @@ class AsyncMPClient:
 
     # ------------------------------------------------------------ the loop
 
-    def attach(self, on_mail: Callable[[], None], on_death: Callable[[], None]) -> bool:
+    def attach(self, on_message: Callable[[], None], on_death: Callable[[], None]) -> bool:
         """Serve the running loop; return whether that is new."""
         loop = asyncio.get_running_loop()
         if self._loop is loop:
@@ -216,8 +203,8 @@ class AsyncMPClient:
         self._detach()
         self._loop = loop
         self._answers.clear()  # nobody waits any more in a loop that is gone
-        loop.add_reader(self._process.outputs.fileno(), on_mail)
-        loop.add_reader(self._process.life_fd, functools.partial(self._tell_death, on_death))
+        loop.add_reader(self._process.outputs.fileno(), on_message)
+        loop.add_reader(self._process.life_fd, functools.partial(self._report_death, on_death))
         return True
 
     def _detach(self) -> None:
@@ -226,25 +213,25 @@ class AsyncMPClient:
             loop.remove_reader(self._process.outputs.fileno())
             loop.remove_reader(self._process.life_fd)
 
-    def _tell_death(self, on_death: Callable[[], None]) -> None:
+    def _report_death(self, on_death: Callable[[], None]) -> None:
         self._detach()  # the pipe would call for ever
         on_death()
 
     def receive_nowait(self) -> StepDone | Refused | None:
-        """Return the next letter that is not an answer to a call; None when there is none.
+        """Return the next message that is not an answer to a call; None when there is none.
 
-        The socket's file descriptor tells of news only once: read until None.
+        The socket's file descriptor becomes readable once for all that has come: read until None.
         """
-        while (letter := self._process.receive_nowait()) is not None:
-            if isinstance(letter, StepDone):
-                self._connection.num_taken = letter.num_taken
-                return letter
-            if isinstance(letter, Refused):
-                return letter
-            if isinstance(letter, Answer):
-                self._take_answer(letter)
-            elif isinstance(letter, Failed):
-                self.death = f"the engine core has died: {letter.error.rebuild()}"
+        while (message := self._process.receive_nowait()) is not None:
+            if isinstance(message, StepDone):
+                self._connection.num_taken = message.num_taken
+                return message
+            if isinstance(message, Refused):
+                return message
+            if isinstance(message, Answer):
+                self._take_answer(message)
+            elif isinstance(message, Failed):
+                self.death = f"the engine core has died: {message.error.rebuild()}"
         return None
 
     def _take_answer(self, answer: Answer) -> None:
@@ -274,14 +261,14 @@ class AsyncMPClient:
         if ids and not self.has_died():
             self._process.send(AbortRequests(ids))
 
-    async def call(self, method: str, *args: Any) -> Any:
-        """Call one of the core's methods and return what it returns."""
+    async def call_utility(self, method: Callable[[EngineCore, *_Args], _Answer], *args: *_Args) -> _Answer:
+        """Call one of the `@utility` methods of `EngineCore`, such as `EngineCore.get_stats`, and return its answer."""
         loop = asyncio.get_running_loop()
         number = self._connection.send_call(method, args)
         future = loop.create_future()
         self._answers[number] = future
         try:
-            return await future
+            return _restore_type(method, await future)
         finally:
             self._answers.pop(number, None)
 
@@ -306,28 +293,18 @@ class AsyncMPClient:
         self._process.stop()
 
 
-def check_method_name(method: Any) -> str:
-    """Return the name of a worker's method.
-
-    Raises:
-        VLLMUnsupportedError: it is something else; functions don't travel between processes.
-    """
-    if not isinstance(method, str):
-        raise VLLMUnsupportedError(
-            "collective_rpc takes a method's name when the core is a process of its own: a function would have to be "
-            "pickled",
-            parameter="method",
-        )
-    return method
+def _restore_type(method: Callable[..., Any], value: Any) -> Any:
+    """Return what `method` answered as the type that it declares, from the plain values that have travelled."""
+    return msgspec.convert(value, get_type_hints(method)["return"])
 
 
 def _make_errors(refused: list[Refused]) -> list[EngineCoreOutput]:
     return [
         EngineCoreOutput(
-            request_id=letter.request_id,
+            request_id=message.request_id,
             new_token_ids=[],
             finish_reason=FinishReason.ERROR,
-            error=str(letter.error.rebuild()),
+            error=str(message.error.rebuild()),
         )
-        for letter in refused
+        for message in refused
     ]

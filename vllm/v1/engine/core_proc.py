@@ -1,4 +1,4 @@
-"""The engine core as a process: letters in, steps, letters out.
+"""The engine core as a process: messages in, steps, messages out.
 
 `core_client_launch.py` starts it. The loop has one thread: between two steps it takes in everything that has come, and
 with nothing to do it sleeps in its socket. Signals are the front end's matter: this process ends when its front end
@@ -14,7 +14,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import msgspec
@@ -22,9 +21,9 @@ import zmq
 
 from vllm.exceptions import VLLMError, VLLMUnsupportedError
 from vllm.logger import init_logger
-from vllm.v1.engine.core import EngineCore
-from vllm.v1.engine.core_client_launch import MAX_WAITING_OUTPUTS
+from vllm.v1.engine.core import UTILITY_CALLS, EngineCore
 from vllm.v1.engine.wire import (
+    MAX_WAITING_OUTPUTS,
     AbortRequests,
     AddRequest,
     Answer,
@@ -41,7 +40,7 @@ from vllm.v1.engine.wire import (
     make_decoder_of_letters_to_core,
     read_unreadable_request,
 )
-from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.executor.factory import get_executor_class
 from vllm.v1.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
 logger = init_logger(__name__)
@@ -64,45 +63,32 @@ class EngineCoreProcess:
         self._steps_on_demand = steps_on_demand
         self._encoder = Encoder()
         self._decoder = make_decoder_of_letters_to_core()
-        self._is_paused = False
         self._is_stale = False  # the front end's last word on what runs and waits is out of date
         self._num_taken = 0  # sequences
         self._num_failed_steps = 0  # in a row
         self._families: set[str] = set()  # ids of what was let in, all live ones among them
-        self._methods: dict[str, Callable[..., Any]] = {
-            "get_stats": core.get_stats,
-            "reset_prefix_cache": core.reset_prefix_cache,
-            "sleep": self._sleep,
-            "wake_up": self._wake_up,
-            "is_sleeping": lambda: core.is_sleeping,
-            "pause": self._pause,
-            "resume": self._resume,
-            "is_paused": lambda: self._is_paused,
-            "collective_rpc": self._call_workers,
-        }
 
     def run(self) -> NoReturn:
         """Serve until the process ends; what it raises is the end."""
         while True:
-            self._take_letters()
+            self._take_messages()
             if self._may_step():
                 self._step()
             elif self._is_stale:
-                self._tell_state()
+                self._report_state()
 
-    def send(self, letter: Any) -> None:
+    def send(self, message: Any) -> None:
         """Send, and wait while the front end lags too far behind."""
-        self._outputs.send_multipart(self._encoder.encode(letter), copy=False)
+        self._outputs.send_multipart(self._encoder.encode(message), copy=False)
 
-    # ------------------------------------------------------------ letters
+    # ------------------------------------------------------------ messages
 
     def _may_step(self) -> bool:
-        core = self._core
-        if self._steps_on_demand or self._is_paused or core.is_sleeping:
+        if self._steps_on_demand or not self._core.may_step:
             return False
-        return self._is_stale or core.has_work()
+        return self._is_stale or self._core.has_work()
 
-    def _take_letters(self) -> None:
+    def _take_messages(self) -> None:
         if not self._may_step() and not self._is_stale:
             self._inputs.poll()
         while True:
@@ -110,11 +96,11 @@ class EngineCoreProcess:
                 frames = self._inputs.recv_multipart(flags=zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            self._take_letter([frame.buffer for frame in frames])
+            self._take_message([frame.buffer for frame in frames])
 
-    def _take_letter(self, frames: list[Frame]) -> None:
+    def _take_message(self, frames: list[Frame]) -> None:
         try:
-            letter = self._decoder.decode(frames)
+            message = self._decoder.decode(frames)
         except msgspec.ValidationError as error:
             unreadable = read_unreadable_request(frames)
             if unreadable is None:
@@ -123,18 +109,18 @@ class EngineCoreProcess:
             self._num_taken += num_sequences
             self.send(Refused(request_id, ErrorReport.of(error)))
             return
-        if isinstance(letter, AddRequest):
-            self._add_request(letter)
-        elif isinstance(letter, AbortRequests):
-            self._core.abort_requests(letter.request_ids)
+        if isinstance(message, AddRequest):
+            self._add_request(message)
+        elif isinstance(message, AbortRequests):
+            self._core.abort_requests(message.request_ids)
             self._is_stale = not self._steps_on_demand
-        elif isinstance(letter, RunStep):
+        elif isinstance(message, RunStep):
             self._step_once()
         else:
-            self._answer(letter)
+            self._answer(message)
 
-    def _add_request(self, letter: AddRequest) -> None:
-        request = letter.request
+    def _add_request(self, message: AddRequest) -> None:
+        request = message.request
         self._num_taken += len(request.seeds)
         try:
             self._core.add_request(request)
@@ -161,7 +147,7 @@ class EngineCoreProcess:
                 raise
             logger.exception("a step failed; the requests that ran in it are answered with an error")
             outputs = self._make_error_outputs(error)
-        self._tell(outputs)
+        self._report(outputs)
 
     def _step_once(self) -> None:
         """Run a step that was asked for; its failure is for whoever asked, as when the core runs in his own process."""
@@ -171,7 +157,7 @@ class EngineCoreProcess:
             logger.exception("a step failed")
             self.send(Failed(ErrorReport.of(error)))
             return
-        self._tell(outputs)
+        self._report(outputs)
 
     def _make_error_outputs(self, error: Exception) -> EngineCoreOutputs:
         """Return an error for each request that the core has lost by a step that raised."""
@@ -187,12 +173,12 @@ class EngineCoreProcess:
             outputs=outputs, prompt_scores=[], stats=self._core.get_stats(), timestamp=time.monotonic()
         )
 
-    def _tell_state(self) -> None:
-        self._tell(
+    def _report_state(self) -> None:
+        self._report(
             EngineCoreOutputs(outputs=[], prompt_scores=[], stats=self._core.get_stats(), timestamp=time.monotonic())
         )
 
-    def _tell(self, outputs: EngineCoreOutputs) -> None:
+    def _report(self, outputs: EngineCoreOutputs) -> None:
         self._is_stale = False
         self.send(StepDone(outputs, self._core.has_work(), self._num_taken))
 
@@ -200,30 +186,13 @@ class EngineCoreProcess:
 
     def _answer(self, call: Call) -> None:
         try:
-            method = self._methods.get(call.method)
+            method = UTILITY_CALLS.get(call.method)
             if method is None:
                 raise VLLMUnsupportedError(f"the core has no method {call.method!r}", parameter="method")
-            self.send(Answer(call.number, method(*call.args)))
+            self._is_stale |= method is EngineCore.sleep and not self._steps_on_demand  # nothing runs any more
+            self.send(Answer(call.number, method(self._core, *call.args)))
         except Exception as error:  # whatever it is, it is the caller's to see
             self.send(Answer(call.number, error=ErrorReport.of(error)))
-
-    def _sleep(self, level: int) -> None:
-        self._core.sleep(level)
-        self._is_stale = not self._steps_on_demand
-
-    def _wake_up(self, tags: list[str] | None) -> None:
-        self._core.wake_up(tags)
-
-    def _pause(self) -> None:
-        self._is_paused = True
-
-    def _resume(self) -> None:
-        self._is_paused = False
-
-    def _call_workers(self, method: str, timeout: float | None, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-        if method.startswith("_"):
-            raise VLLMUnsupportedError(f"{method!r} is no public method of a worker", parameter="method", value=method)
-        return self._core.collective_rpc(method, timeout, tuple(args), kwargs)
 
 
 def main() -> None:
@@ -244,7 +213,7 @@ def main() -> None:
     inputs.connect(start_up.inputs_address)
     core = None
     try:
-        core = EngineCore(start_up.vllm_config, UniProcExecutor)
+        core = EngineCore(start_up.vllm_config, get_executor_class(start_up.vllm_config.parallel_config))
         _serve(core, inputs, outputs, start_up.steps_on_demand)
     except Exception as error:
         # Of a model that can't be read the message says all that there is to say.

@@ -1,10 +1,12 @@
 """The engine that its caller steps: requests in, a step at a time, outputs out."""
 
+import pkgutil
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from vllm import envs
 from vllm.config import ModelConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMServerError, VLLMUnsupportedError, VLLMValidationError
@@ -14,7 +16,8 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.loader import load_tokenizer
 from vllm.tokenizers.tokenizer import Tokenizer
-from vllm.v1.engine.core_client import EngineCoreClient, make_core_client
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.core_client import EngineCoreClient, InprocClient
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
@@ -160,33 +163,30 @@ class LLMEngine:
 
     def get_stats(self) -> SchedulerStats:
         """Return gauges as they are, and counters since start-up (computed positions among them)."""
-        return self.engine_core.get_stats()
+        return self.engine_core.call_utility(EngineCore.get_stats)
 
     # ------------------------------------------------------------ control
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes; requests that run go on with what they have."""
-        return self.engine_core.reset_prefix_cache()
+        return self.engine_core.call_utility(EngineCore.reset_prefix_cache)
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Give memory back: level 1 keeps the weights aside, level 2 drops them.
 
         Mode "abort" ends the requests that are not finished; with "keep" and "wait" they are computed again afterwards.
         """
-        if mode not in SLEEP_MODES:
-            raise VLLMValidationError(
-                f"mode must be one of {', '.join(SLEEP_MODES)}; got {mode!r}", parameter="mode", value=mode
-            )
+        check_sleep_mode(mode)
         if mode == "abort":
             self.abort_all_requests()
-        self.engine_core.sleep(level)
+        self.engine_core.call_utility(EngineCore.sleep, level)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Take memory again: all of it, or what `tags` name ("weights", "kv_cache")."""
-        self.engine_core.wake_up(tags)
+        self.engine_core.call_utility(EngineCore.wake_up, tags)
 
     def is_sleeping(self) -> bool:
-        return self.engine_core.is_sleeping
+        return self.engine_core.call_utility(EngineCore.is_sleeping)
 
     def collective_rpc(
         self,
@@ -196,7 +196,7 @@ class LLMEngine:
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
         """Call a worker's method by name, or a function with the worker as first argument; an answer a worker."""
-        return self.engine_core.collective_rpc(method, timeout, args, kwargs)
+        return self.engine_core.call_utility(EngineCore.collective_rpc, method, timeout, args, kwargs)
 
     def shutdown(self) -> None:
         """Stop for good and give all memory back; a second call does nothing."""
@@ -204,6 +204,22 @@ class LLMEngine:
             self._is_shut_down = True
             self.abort_all_requests()
             self.engine_core.shutdown()
+
+
+def make_core_client(vllm_config: VllmConfig) -> EngineCoreClient:
+    """Return a core in this process, or in one of its own where the environment asks for that."""
+    if envs.enable_v1_multiprocessing():
+        # Loaded only then, since it brings zmq.
+        return pkgutil.resolve_name("vllm.v1.engine.core_client_mp:SyncMPClient")(vllm_config)
+    return InprocClient(vllm_config)
+
+
+def check_sleep_mode(mode: str) -> None:
+    """Raise unless `mode` says what becomes of requests when an engine sleeps or pauses."""
+    if mode not in SLEEP_MODES:
+        raise VLLMValidationError(
+            f"mode must be one of {', '.join(SLEEP_MODES)}; got {mode!r}", parameter="mode", value=mode
+        )
 
 
 def refuse_lora(lora_request: Any) -> None:

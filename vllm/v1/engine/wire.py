@@ -23,6 +23,9 @@ from vllm.v1.messages import EngineCoreOutputs, EngineCoreReady, EngineCoreReque
 
 _ARRAY_CODE = 1  # msgpack extension: (frame, dtype, shape)
 
+# Messages that wait in a socket before the core stands still: a front end that lags behind does not fill the memory.
+MAX_WAITING_OUTPUTS = 16
+
 Frame = bytes | memoryview
 
 

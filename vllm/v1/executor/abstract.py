@@ -21,7 +21,7 @@ class Executor(ABC):
         """Load the model and take the memory; return what was settled."""
 
     @abstractmethod
-    def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step."""
 
     @abstractmethod
@@ -32,7 +32,10 @@ class Executor(ABC):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a worker's method by name, or a function with the worker as first argument; an answer a worker."""
+        """Call a method of every worker by its name, or a function with the worker as first argument.
+
+        Returns an answer a worker. This is how all control calls reach the workers (`Worker.sleep`, …).
+        """
 
     @abstractmethod
     def shutdown(self) -> None:
@@ -43,14 +46,6 @@ class Executor(ABC):
     def is_sleeping(self) -> bool:
         """Say whether memory is given back and not all of it taken again."""
 
-    def sleep(self, level: int = 1) -> None:
-        """Give memory back (see Worker.sleep)."""
-        self.collective_rpc("sleep", args=(level,))
-
-    def wake_up(self, tags: list[str] | None = None) -> None:
-        """Take it again (see Worker.wake_up)."""
-        self.collective_rpc("wake_up", args=(tags,))
-
-    def _tell_weights_changed(self) -> None:
+    def _notify_weights_changed(self) -> None:
         for callback in self.on_weights_changed:
             callback()

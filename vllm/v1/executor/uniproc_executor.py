@@ -15,13 +15,13 @@ class UniProcExecutor(Executor):
     def __init__(self, vllm_config: VllmConfig) -> None:
         super().__init__(vllm_config)
         self.driver_worker = Worker(vllm_config)
-        self.driver_worker.model_runner.on_weights_changed.append(self._tell_weights_changed)
+        self.driver_worker.model_runner.on_weights_changed.append(self._notify_weights_changed)
 
     def start(self) -> EngineCoreReady:
         return self.driver_worker.start()
 
-    def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        return self.driver_worker.execute_model(step)
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        return self.driver_worker.execute_model(scheduler_output)
 
     def collective_rpc(
         self,
