@@ -390,6 +390,15 @@ def test_what_is_not_served_is_refused_by_name_when_it_would_have_an_effect(
         SamplingParams(**{field: value}).resolve(**MODEL)
 
 
+def test_the_refusal_of_vllm_s_start_names_the_start_of_prompt_logprobs() -> None:
+    with pytest.raises(
+        VLLMUnsupportedError, match="prompt_logprobs_start is the first token that prompt_logprobs scores"
+    ):
+        SamplingParams(prompt_logprob_start=2, prompt_logprobs=1).resolve(**MODEL)
+    with pytest.raises(TypeError, match="'prompt_logprobs_strat'; did you mean 'prompt_logprobs_start'"):
+        SamplingParams(prompt_logprobs_strat=2)  # type: ignore[call-arg]
+
+
 def test_a_start_of_prompt_logprobs_may_stand_anywhere_in_the_prompt_and_right_behind_it() -> None:
     for start, first in ((None, 1), (0, 1), (1, 1), (2, 2), (9, 9), (10, 10)):
         params = SamplingParams(prompt_logprobs=1, prompt_logprobs_start=start).resolve(**MODEL)

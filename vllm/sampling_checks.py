@@ -14,6 +14,12 @@ from vllm.exceptions import VLLMValidationError, shorten
 INT64_MAX = 2**63 - 1
 UINT64_MAX = 2**64 - 1  # the largest integer that travels
 
+# What the refusal of a field that is not served adds to its name.
+MEANT_INSTEAD = {
+    "prompt_logprob_start": "; prompt_logprobs_start is the first token that prompt_logprobs scores, and "
+    "prompt_logprob_start is the first row of prompt_logprob_token_ids, which is not served"
+}
+
 
 class StrictMeta(msgspec.StructMeta):
     """Tells who misspells a keyword what was probably meant."""

@@ -21,6 +21,7 @@ from vllm.sampling_checks import (
     BOOL_FIELDS,
     FLOAT_RULES,
     INT_RULES,
+    MEANT_INSTEAD,
     Encoder,
     StrictMeta,
     as_int,
@@ -410,9 +411,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
         }
         for name, is_asked in asked.items():
             if is_asked:
-                raise VLLMUnsupportedError(
-                    f"{name} is not served by this engine; leave it out", parameter=name, value=getattr(self, name)
-                )
+                message = f"{name} is not served by this engine; leave it out{MEANT_INSTEAD.get(name, '')}"
+                raise VLLMUnsupportedError(message, parameter=name, value=getattr(self, name))
 
     def _check_against_model(self, vocab_size: int, max_logprobs: int) -> None:
         for name, kind in (("logprobs", "sample"), ("prompt_logprobs", "prompt")):

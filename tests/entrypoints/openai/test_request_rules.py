@@ -111,6 +111,13 @@ def test_a_chat_request_is_refused_by_the_name_of_its_field(fields: dict[str, An
     assert (error.status, error.param) == (400, param) and words in error.message
 
 
+@pytest.mark.parametrize("read", [read_completion, read_chat], ids=["completions", "chat"])
+def test_the_refusal_of_vllm_s_start_names_the_start_of_prompt_logprobs(read: Any) -> None:
+    error = refusal_of(read, prompt_logprob_start=0, prompt_logprobs=1)
+    assert (error.status, error.param) == (400, "prompt_logprob_start")
+    assert "prompt_logprobs_start is the first token that prompt_logprobs scores" in error.message
+
+
 def test_a_missing_field_reads_as_the_real_server_says_it() -> None:
     with pytest.raises(ValidationError) as caught:
         parse_request({"model": "m", "max_tokens": 2}, ChatCompletionRequest)

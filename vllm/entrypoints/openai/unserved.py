@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm.exceptions import VLLMUnsupportedError
+from vllm.sampling_checks import MEANT_INSTEAD
 
 
 def _asks_for_nothing(value: Any) -> bool:
@@ -94,6 +95,5 @@ def refuse_unserved(body: Mapping[str, Any]) -> None:
     """
     for name in body.keys() & UNSERVED_FIELDS.keys():
         if not UNSERVED_FIELDS[name](body[name]):
-            raise VLLMUnsupportedError(
-                f"`{name}` is not supported by this server; leave it out", parameter=name, value=body[name]
-            )
+            message = f"`{name}` is not supported by this server; leave it out{MEANT_INSTEAD.get(name, '')}"
+            raise VLLMUnsupportedError(message, parameter=name, value=body[name])
