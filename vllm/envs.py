@@ -13,6 +13,7 @@ VLLM_CPU_OMP_THREADS_BIND       auto    cores to bind to, such as 0-1
 VLLM_LOGGING_LEVEL              INFO
 VLLM_CACHE_ROOT                 ~/.cache/vllm
 VLLM_BATCH_INVARIANT            0       1: values repeat bit for bit whatever else runs (batch_invariant)
+VLLM_PLUGINS                    unset   names of plugins to load, with commas between; unset: all, empty: none
 VLLM_API_KEY                    unset   a key that the server asks for, besides --api-key
 VLLM_SERVER_DEV_MODE            0       1: the server has a developer's switches (sleep, reset_prefix_cache, …)
 VLLM_HTTP_TIMEOUT_KEEP_ALIVE    5       seconds that an idle connection stays open
@@ -77,3 +78,8 @@ log_stats_interval = _int("VLLM_LOG_STATS_INTERVAL", 10)
 
 def cache_root() -> str:
     return os.environ.get("VLLM_CACHE_ROOT") or os.path.join(os.path.expanduser("~"), ".cache", "vllm")
+
+
+def plugins() -> set[str] | None:
+    text = os.environ.get("VLLM_PLUGINS")
+    return None if text is None else {name.strip() for name in text.split(",") if name.strip()}

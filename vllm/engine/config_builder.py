@@ -28,6 +28,7 @@ from vllm.config import (
 from vllm.engine.unserved import is_neutral, refuse_unserved
 from vllm.exceptions import VLLMUnsupportedError, VLLMValidationError
 from vllm.model_executor.models.registry import read_transformer_config
+from vllm.plugins import load_general_plugins
 from vllm.tokenizers.loader import find_tokenizer_path
 
 DTYPE_NAMES = {
@@ -45,6 +46,7 @@ UNIT_SIZES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2
 
 def build_vllm_config(args: dict[str, Any]) -> VllmConfig:
     """Return the configuration for the arguments `args` of `EngineArgs`, by name; what is not served is neutral."""
+    load_general_plugins()
     dtype = _choose(args, "dtype", str(args["dtype"]).removeprefix("torch."), DTYPE_NAMES)
     load_format = _choose(args, "load_format", args["load_format"], LOAD_FORMATS)
     device = _check_device(args["device"])

@@ -9,6 +9,7 @@ from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader import resolve_dtype
+from vllm.plugins import load_general_plugins
 from vllm.v1.messages import EngineCoreReady, ModelRunnerOutput, SchedulerOutput
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.memory import Memory, choose_kv_bytes, get_usable_blocks, plan_kv_cache
@@ -22,6 +23,7 @@ class Worker:
     """Runs the model on one device; also on a CPU."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:
+        load_general_plugins()
         self.vllm_config = vllm_config
         self.device = torch.device(platforms.resolve_device(vllm_config.device))
         model_config = vllm_config.model_config
