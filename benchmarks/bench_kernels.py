@@ -19,16 +19,17 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import report
-from vllm import _custom_ops as ops
 from vllm import platforms
+from vllm.ops import api as ops
+from vllm.ops.torch_reference import TorchReference
 from vllm.v1.attention import AttentionBackend, AttentionShape, get_attention_backend
 from vllm.v1.attention.backend import TorchReferenceBackend
 
 _POOL_BYTES = 192 << 20
 _PROBE_SIZE = 640  # three matrices of 1.6 MB
 _KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
-_INT8_BLOCKS = "int8, factors of 32"
-# (numbers in, numbers out): the matrices of SmolLM2-135M, its head cut to a sixth.
+_INT8_GROUPS = "int8, scales of 32"
+# (elements in, elements out): the matrices of SmolLM2-135M, its head cut to a sixth.
 _SHAPES = [(576, 960), (576, 3072), (1536, 576), (576, 8192)]
 _ROWS = [1, 8, 32, 128]
 
@@ -87,19 +88,19 @@ def make_linear_case(size: int, num_columns: int, num_rows: int) -> Case:
     """Our products for each stored type, against torch's with plain and with packed weights."""
     count = max(2, _POOL_BYTES // (4 * size * num_columns))
     wide = [torch.randn(num_columns, size) for _ in range(count)]
-    scales = {"int8": torch.ones(num_columns), _INT8_BLOCKS: torch.ones(size // ops.FACTOR_BLOCK, num_columns)}
+    scales = {"int8": torch.ones(num_columns), _INT8_GROUPS: torch.ones(size // ops.GROUP_SIZE, num_columns)}
     x, out = torch.randn(num_rows, size), torch.empty(num_rows, num_columns)
     rivals: dict[str, Callable[[int], object]] = {}
     num_bytes: dict[str, int] = {}
-    for name, kind in (_KINDS | {_INT8_BLOCKS: torch.int8}).items():
+    for name, kind in (_KINDS | {_INT8_GROUPS: torch.int8}).items():
         pool = [ops.store_int8(weight) if kind == torch.int8 else weight.to(kind) for weight in wide]
-        factors = scales.get(name)
+        scale = scales.get(name)
 
-        def multiply(turn: int, pool: list[torch.Tensor] = pool, factors: torch.Tensor | None = factors) -> None:
-            ops.linear(x, pool[turn % count], None, factors, out)
+        def multiply(turn: int, pool: list[torch.Tensor] = pool, scale: torch.Tensor | None = scale) -> None:
+            ops.linear(x, pool[turn % count], None, scale, out)
 
         rivals[name] = multiply
-        num_bytes[name] = pool[0].nbytes + (0 if factors is None else factors.nbytes)
+        num_bytes[name] = pool[0].nbytes + (0 if scale is None else scale.nbytes)
     rivals["torch"] = lambda turn: F.linear(x, wide[turn % count])
     num_bytes["torch"] = wide[0].nbytes
     if torch.backends.mkldnn.is_available():
@@ -116,6 +117,7 @@ def make_row_cases(num_rows: int) -> list[Case]:
     x, residual, weight = torch.randn(num_rows, 576), torch.randn(num_rows, 576), torch.ones(576)
     gate_up, logits = torch.randn(num_rows, 3072), torch.randn(num_rows, 49152)
     chosen, num_top = torch.zeros(num_rows, dtype=torch.int64), torch.full((num_rows,), 5, dtype=torch.int32)
+    reference = TorchReference()
     draws = torch.arange(num_rows, dtype=torch.int32), torch.arange(num_rows), torch.full((num_rows,), 100)
     rows, wide = torch.arange(num_rows), torch.empty_like(logits)
 
@@ -127,47 +129,47 @@ def make_row_cases(num_rows: int) -> list[Case]:
     pairs: dict[str, tuple[Callable[[], object], Callable[[], object], int]] = {
         "rms_norm": (
             lambda: ops.rms_norm(x, weight, 1e-5, residual),
-            lambda: ops.rms_norm_reference(x, weight, 1e-5, residual),
+            lambda: reference.rms_norm(x, weight, 1e-5, residual),
             4 * x.nbytes,
         ),
-        "silu_and_multiply": (
-            lambda: ops.silu_and_multiply(gate_up),
-            lambda: ops.silu_and_multiply_reference(gate_up),
+        "gate_and_multiply": (
+            lambda: ops.gate_and_multiply(gate_up, "silu"),
+            lambda: reference.gate_and_multiply(gate_up, "silu"),
             3 * gate_up.nbytes // 2,
         ),
         "score_rows, 5 of 49,152": (
             lambda: ops.score_rows(logits, chosen, num_top, 5, False),
-            lambda: ops.score_rows_reference(logits, chosen, num_top, 5, False),
+            lambda: reference.score_rows(logits, chosen, num_top, 5, False),
             logits.nbytes,
         ),
         "score_rows, 20 of 49,152": (
             lambda: ops.score_rows(logits, chosen, num_top * 4, 20, False),
-            lambda: ops.score_rows_reference(logits, chosen, num_top * 4, 20, False),
+            lambda: reference.score_rows(logits, chosen, num_top * 4, 20, False),
             logits.nbytes,
         ),
         "score_full_rows of 49,152": (
             lambda: ops.score_full_rows(logits, False),
-            lambda: ops.score_full_rows_reference(logits, False),
+            lambda: reference.score_full_rows(logits, False),
             3 * logits.nbytes,
         ),
         "top-p 0.9 of 49,152": (
             lambda: filter_copy(ops.filter_rows, 49152, 0.9),
-            lambda: filter_copy(ops.filter_rows_reference, 49152, 0.9),
+            lambda: filter_copy(reference.filter_rows, 49152, 0.9),
             2 * logits.nbytes,
         ),
         "top-k 50 of 49,152": (
             lambda: filter_copy(ops.filter_rows, 50, 1.0),
-            lambda: filter_copy(ops.filter_rows_reference, 50, 1.0),
+            lambda: filter_copy(reference.filter_rows, 50, 1.0),
             2 * logits.nbytes,
         ),
         "draw_rows of 49,152": (
             lambda: ops.draw_rows(logits, *draws),
-            lambda: ops.draw_rows_reference(logits, *draws),
+            lambda: reference.draw_rows(logits, *draws),
             logits.nbytes,
         ),
         "argmax_rows of 49,152": (
             lambda: ops.argmax_rows(logits),
-            lambda: ops.argmax_rows_reference(logits),
+            lambda: reference.argmax_rows(logits),
             logits.nbytes,
         ),
     }
@@ -193,8 +195,8 @@ def make_attention_case(name: str, query_lens: list[int], seq_lens: list[int]) -
     attn = kernels.make_metadata(np.array(query_lens), np.array(seq_lens), tables, block_size, "cpu")
     shape = (2, sum(num_blocks), block_size, num_kv_heads, head_dim)
     query = torch.randn(sum(query_lens), num_heads, head_dim)
-    numbers = 2 * sum(seq_lens) * num_kv_heads * head_dim
-    count = max(2, _POOL_BYTES // (4 * numbers))
+    elements = 2 * sum(seq_lens) * num_kv_heads * head_dim
+    count = max(2, _POOL_BYTES // (4 * elements))
     rivals: dict[str, Callable[[int], object]] = {}
     num_bytes: dict[str, int] = {}
     backends: dict[str, AttentionBackend] = {
@@ -207,7 +209,7 @@ def make_attention_case(name: str, query_lens: list[int], seq_lens: list[int]) -
         dtype = _KINDS.get(rival, torch.float32)
         pool = [torch.randn(shape).to(dtype) for _ in range(count)]
         rivals[rival] = lambda turn, backend=backend, pool=pool: backend.attend(query, pool[turn % count], attn, how)
-        num_bytes[rival] = numbers * dtype.itemsize
+        num_bytes[rival] = elements * dtype.itemsize
     pairs = sum(sum(range(n - q + 1, n + 1)) for q, n in zip(query_lens, seq_lens, strict=True))
     return Case(f"attention, {name}", rivals, num_bytes, 4 * num_heads * head_dim * pairs)
 

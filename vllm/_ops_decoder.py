@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from vllm import host_memory
-from vllm._ops_library import KV_KINDS, check_status, load_library
-from vllm._ops_linear import can_read, get_row_stride, get_shape, get_weight_kind
+from vllm.ops.library import CACHE_KINDS, check_status, load_library
+from vllm.ops.stored_weights import can_read, get_row_stride, get_shape, get_weight_kind
 
 _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -204,7 +204,7 @@ class DecoderPlan:
         assert all(x.shape == first.shape and x.is_contiguous() and x.dtype == first.dtype for x in kv_caches)
         self._kv_pointers, self._kv_array[:] = pointers, pointers
         self._step.num_blocks, self._step.block_size = first.shape[1:3]
-        self._step.kv_kind = KV_KINDS[first.dtype]
+        self._step.kv_kind = CACHE_KINDS[first.dtype]
 
 
 def _point_at(tensor: torch.Tensor | None) -> int | None:

@@ -25,7 +25,8 @@ LAYERS: list[tuple[str, int]] = [
     ("vllm.model_executor", 2),
     ("vllm.renderers", 2),
     ("vllm._custom_ops", 1),
-    ("vllm._ops", 1),
+    ("vllm._ops_decoder", 1),
+    ("vllm.ops", 1),
     ("vllm.tokenizers", 1),
     ("vllm.checkpoints", 1),
     ("vllm", 0),
@@ -33,6 +34,9 @@ LAYERS: list[tuple[str, int]] = [
 
 # Upward imports that stand, each with its reason.
 UPWARD_EXCEPTIONS: dict[tuple[str, str], str] = {}
+
+# Files outside vllm/ops that import more of it than its entry point, each with its reason.
+OPS_EXCEPTIONS: dict[str, str] = {"vllm._ops_decoder": "points the library at a whole decoder"}
 
 # Folders that run on either side of the core / worker boundary and never import each other.
 STRANGERS = [("vllm.v1.core", "vllm.v1.worker"), ("vllm.v1.core", "vllm.v1.executor")]
@@ -124,6 +128,18 @@ def test_torch_stays_below_the_core(path: pathlib.Path) -> None:
     allowed = layer_of(module) in TORCH_ALLOWED_LAYERS and not module.startswith(TORCH_FORBIDDEN_PREFIXES)
     for imported, node, _ in imports_of(path):
         assert allowed or imported.split(".")[0] != "torch", f"{module}:{node.lineno} imports torch"
+
+
+@pytest.mark.parametrize("path", source_files(), ids=module_name)
+def test_ops_are_called_through_their_entry_point(path: pathlib.Path) -> None:
+    """Nobody else decides which implementation serves a tensor, or relies on one of them."""
+    module = module_name(path)
+    if module.startswith("vllm.ops") or module in OPS_EXCEPTIONS:
+        return
+    for imported, node, _ in imports_of(path):
+        assert not imported.startswith("vllm.ops.") or imported == "vllm.ops.api", (
+            f"{module}:{node.lineno} imports {imported}; call vllm.ops.api"
+        )
 
 
 @pytest.mark.parametrize("path", source_files(), ids=module_name)

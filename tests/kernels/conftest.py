@@ -2,20 +2,20 @@
 
 import functools
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-from vllm import _custom_ops
+from tests.kernels.oracle import REFERENCE
+from vllm.ops import api
 
-OPS = [name.removesuffix("_reference") for name in _custom_ops.__all__ if name.endswith("_reference")]
 VARIANTS = ["portable", "avx2", pytest.param("avx512", marks=pytest.mark.avx512)]
 
 
 def use_variant(name: str) -> None:
-    if not _custom_ops.set_simd_variant(name):
+    if not api.set_simd_variant(name):
         pytest.skip(f"this CPU or build has no {name}")
 
 
@@ -24,16 +24,17 @@ def restore_settings() -> Iterator[None]:
     num_threads = torch.get_num_threads()
     yield
     torch.set_num_threads(num_threads)
-    _custom_ops.set_simd_variant("auto")
+    api.set_simd_variant("auto")
 
 
 @pytest.fixture(params=[*VARIANTS, "reference"])
-def ops(request: pytest.FixtureRequest) -> SimpleNamespace:
-    """The ops of one implementation under their plain names."""
+def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The ops, by one implementation."""
     if request.param == "reference":
-        return SimpleNamespace(**{name: getattr(_custom_ops, f"{name}_reference") for name in OPS})
-    use_variant(request.param)
-    return SimpleNamespace(**{name: getattr(_custom_ops, name) for name in OPS})
+        monkeypatch.setitem(api._TABLES, torch.device("cpu"), REFERENCE)
+    else:
+        use_variant(request.param)
+    return api
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def on_each_variant() -> Callable[[Callable[[], Any]], list[Any]]:
     """Run a function on each instruction set that this CPU has."""
 
     def run(compute: Callable[[], Any]) -> list[Any]:
-        names = [name for name in ("portable", "avx2", "avx512") if _custom_ops.set_simd_variant(name)]
+        names = [name for name in ("portable", "avx2", "avx512") if api.set_simd_variant(name)]
         assert names, "the kernels are not compiled"
         return [functools.partial(_run_on, name)(compute) for name in names]
 
@@ -49,5 +50,5 @@ def on_each_variant() -> Callable[[Callable[[], Any]], list[Any]]:
 
 
 def _run_on(name: str, compute: Callable[[], Any]) -> Any:
-    assert _custom_ops.set_simd_variant(name)
+    assert api.set_simd_variant(name)
     return compute()

@@ -1,14 +1,14 @@
 """Paged attention against a float64 oracle; unwritten slots are NaN and unused table entries point nowhere."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
-from vllm import _custom_ops
+from vllm.ops import api
 from vllm.v1.attention import make_attention_metadata, torch_reference
 
 NOWHERE = 1 << 30
@@ -85,7 +85,7 @@ def judge(case: Case, scale: float, sliding_window: int | None) -> np.ndarray:
 
 @pytest.mark.parametrize("sliding_window", [None, 1, 5, 64, 100])
 @pytest.mark.parametrize("block_size", [1, 7, 16, 96])
-def test_mixed_batches_match_the_oracle(ops: SimpleNamespace, block_size: int, sliding_window: int | None) -> None:
+def test_mixed_batches_match_the_oracle(ops: ModuleType, block_size: int, sliding_window: int | None) -> None:
     # decodes short and long, a whole prompt, a chunk at the end of a long context, lengths around tiles and spans
     query_lens = [1, 1, 40, 20, 1, 65, 1, 1]
     seq_lens = [1, 300, 40, 290, 64, 65, 256, 257]
@@ -95,7 +95,7 @@ def test_mixed_batches_match_the_oracle(ops: SimpleNamespace, block_size: int, s
 
 
 @pytest.mark.parametrize("heads", [(9, 3, 64), (4, 4, 16), (8, 1, 80), (3, 3, 5), (2, 1, 128), (160, 1, 8), (7, 7, 20)])
-def test_any_number_of_heads_and_dimensions(ops: SimpleNamespace, heads: tuple[int, int, int]) -> None:
+def test_any_number_of_heads_and_dimensions(ops: ModuleType, heads: tuple[int, int, int]) -> None:
     case = make_case([1, 70, 3], [33, 70, 80], heads=heads)
     found = ops.paged_attention(*case.arguments, heads[2] ** -0.5)
     np.testing.assert_allclose(found.numpy(), judge(case, heads[2] ** -0.5, None), atol=3e-6, rtol=0)
@@ -104,7 +104,7 @@ def test_any_number_of_heads_and_dimensions(ops: SimpleNamespace, heads: tuple[i
 @pytest.mark.parametrize("sliding_window", [None, 5, 100])
 @pytest.mark.parametrize("heads", [(9, 3, 64), (6, 2, 32), (8, 1, 80), (3, 3, 5), (2, 1, 24), (32, 1, 8)])
 def test_a_bfloat16_cache_is_read_exactly(
-    ops: SimpleNamespace, heads: tuple[int, int, int], sliding_window: int | None
+    ops: ModuleType, heads: tuple[int, int, int], sliding_window: int | None
 ) -> None:
     case = make_case(
         [1, 70, 3, 1], [33, 70, 280, 300], heads, sliding_window=sliding_window, cache_dtype=torch.bfloat16
@@ -114,7 +114,7 @@ def test_a_bfloat16_cache_is_read_exactly(
 
 
 @pytest.mark.parametrize("sharpness", [1e-30, 1e3, 1e30])
-def test_extreme_scores_neither_overflow_nor_vanish(ops: SimpleNamespace, sharpness: float) -> None:
+def test_extreme_scores_neither_overflow_nor_vanish(ops: ModuleType, sharpness: float) -> None:
     case = make_case([1, 30], [200, 30], sharpness=sharpness)
     found = ops.paged_attention(*case.arguments, 0.2)
     expected = judge(case, 0.2, None)
@@ -123,7 +123,7 @@ def test_extreme_scores_neither_overflow_nor_vanish(ops: SimpleNamespace, sharpn
     assert np.isfinite(found.numpy()).all() and agree > 0.99
 
 
-def test_a_query_of_nan_spoils_its_own_row_only(ops: SimpleNamespace) -> None:
+def test_a_query_of_nan_spoils_its_own_row_only(ops: ModuleType) -> None:
     case = make_case([1, 20], [50, 20])
     case.query[5, 0] = float("nan")
     found = ops.paged_attention(*case.arguments, 0.2)
@@ -132,7 +132,7 @@ def test_a_query_of_nan_spoils_its_own_row_only(ops: SimpleNamespace) -> None:
     assert not found.isnan().any()
 
 
-def test_the_query_may_lie_inside_a_wider_tensor(ops: SimpleNamespace) -> None:
+def test_the_query_may_lie_inside_a_wider_tensor(ops: ModuleType) -> None:
     case = make_case([1, 20], [50, 20])
     wide = torch.full((21, 10, 32), float("nan"))
     wide[:, :6] = case.query
@@ -141,7 +141,7 @@ def test_the_query_may_lie_inside_a_wider_tensor(ops: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize("block", [-1, 10_000])
-def test_a_block_outside_the_cache_is_refused(ops: SimpleNamespace, block: int) -> None:
+def test_a_block_outside_the_cache_is_refused(ops: ModuleType, block: int) -> None:
     case = make_case([1, 20], [50, 20])
     case.block_tables[0, 2] = block
     with pytest.raises(IndexError):
@@ -153,11 +153,9 @@ def test_the_kernel_and_the_reference_backend_agree() -> None:
     case = make_case(query_lens.tolist(), seq_lens.tolist())
     attn = make_attention_metadata(query_lens, seq_lens, case.block_tables.numpy(), 16, "cpu")
     key, value = torch.randn(2, 51, 2, 32, generator=torch.Generator().manual_seed(0))
-    _custom_ops.write_kv(key, value, case.kv_cache, attn.slot_mapping)
+    api.write_kv(key, value, case.kv_cache, attn.slot_mapping)
     expected = torch_reference.attend(case.query, case.kv_cache, attn, 0.2)
-    found = _custom_ops.paged_attention(
-        case.query, case.kv_cache, attn.block_tables, attn.query_starts, attn.seq_lens, 0.2
-    )
+    found = api.paged_attention(case.query, case.kv_cache, attn.block_tables, attn.query_starts, attn.seq_lens, 0.2)
     assert torch.allclose(found, expected, atol=3e-6, rtol=0)
 
 
@@ -166,7 +164,7 @@ VARIANTS = ["portable", "avx2", pytest.param("avx512", marks=pytest.mark.avx512)
 
 @pytest.fixture(params=VARIANTS)
 def variant(request: pytest.FixtureRequest) -> str:
-    if not _custom_ops.set_simd_variant(request.param):
+    if not api.set_simd_variant(request.param):
         pytest.skip(f"this CPU or build has no {request.param}")
     return request.param
 
@@ -189,7 +187,7 @@ def test_chunks_of_any_size_give_the_same_bits(
             end = min(first + chunk, length)
             starts, seq_lens = torch.tensor([0, end - first]), torch.tensor([end])
             parts.append(
-                _custom_ops.paged_attention(
+                api.paged_attention(
                     case.query[first:end], case.kv_cache, case.block_tables, starts, seq_lens, 0.2, sliding_window
                 )
             )
@@ -205,10 +203,10 @@ def test_chunks_of_any_size_give_the_same_bits(
 def test_batch_mates_and_block_sizes_do_not_change_a_bit(cache_dtype: torch.dtype) -> None:
     query_lens, seq_lens = [1, 30, 1, 1], [600, 40, 5, 300]
     case = make_case(query_lens, seq_lens, cache_dtype=cache_dtype)
-    together = _custom_ops.paged_attention(*case.arguments, 0.2)
+    together = api.paged_attention(*case.arguments, 0.2)
     for r in range(4):
         first, end = case.query_starts[r : r + 2].tolist()
-        alone = _custom_ops.paged_attention(
+        alone = api.paged_attention(
             case.query[first:end],
             case.kv_cache,
             case.block_tables[r : r + 1],
@@ -225,26 +223,26 @@ def test_batch_mates_and_block_sizes_do_not_change_a_bit(cache_dtype: torch.dtyp
                 block = int(other.block_tables[r, position // block_size])
                 pair = np.stack([case.keys[r][position], case.values[r][position]])
                 other.kv_cache[:, block, position % block_size] = torch.from_numpy(pair)
-        assert torch.equal(_custom_ops.paged_attention(*other.arguments, 0.2), together), block_size
+        assert torch.equal(api.paged_attention(*other.arguments, 0.2), together), block_size
 
 
 @pytest.mark.parametrize("query_lens", [[1], [1, 1], [200], [1] * 40, [1] * 9 + [80]])
 def test_attention_does_not_depend_on_the_number_of_threads(query_lens: list[int]) -> None:
     case = make_case(query_lens, [700 - 11 * r for r in range(len(query_lens))])
     torch.set_num_threads(1)
-    alone = _custom_ops.paged_attention(*case.arguments, 0.2)
+    alone = api.paged_attention(*case.arguments, 0.2)
     for num_threads in (2, 3, 8):
         torch.set_num_threads(num_threads)
-        assert torch.equal(alone, _custom_ops.paged_attention(*case.arguments, 0.2)), num_threads
+        assert torch.equal(alone, api.paged_attention(*case.arguments, 0.2)), num_threads
 
 
 def test_instruction_sets_agree_on_attention(on_each_variant: Callable[[Callable[[], Any]], list[Any]]) -> None:
     case = make_case([1, 90], [500, 90], heads=(9, 3, 64))
-    found = on_each_variant(lambda: _custom_ops.paged_attention(*case.arguments, 0.125))
+    found = on_each_variant(lambda: api.paged_attention(*case.arguments, 0.125))
     assert all(torch.allclose(found[0], other, atol=2e-6, rtol=0) for other in found[1:])
 
 
-def test_no_tokens_give_no_rows(ops: SimpleNamespace) -> None:
+def test_no_tokens_give_no_rows(ops: ModuleType) -> None:
     case = make_case([1], [5])
     nobody = torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int32)
     assert ops.paged_attention(case.query[:0], case.kv_cache, case.block_tables[:0], *nobody, 0.2).shape == (0, 6, 32)

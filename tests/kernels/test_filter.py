@@ -1,16 +1,17 @@
 """Top-k, top-p and min-p without a sort, against the rule written out with one; threads, batches, instruction sets."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
+from tests.kernels.oracle import REFERENCE
 from tests.v1.sample.reference import count_kept, falling_order
-from vllm import _custom_ops
-from vllm._ops_filter import compute_exp
+from vllm.ops import api
+from vllm.ops.torch_sampling import compute_exp
 
 INF = float("inf")
 VOCAB_SIZES = [1, 2, 7, 33, 1000, 1025, 4999]
@@ -76,10 +77,10 @@ def run(filter_rows: Callable[..., None], case: Case) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_what_stays_is_to_the_token_what_sorting_finds(ops: SimpleNamespace, vocab_size: int) -> None:
+def test_what_stays_is_to_the_token_what_sorting_finds(ops: ModuleType, vocab_size: int) -> None:
     for seed in range(8):
         case = make_case(make_rows(vocab_size), seed)
-        assert torch.equal(run(ops.filter_rows, case), run(_custom_ops.filter_rows_reference, case)), seed
+        assert torch.equal(run(ops.filter_rows, case), run(REFERENCE.filter_rows, case)), seed
 
 
 def test_a_whole_vocabulary_is_filtered_as_by_sorting() -> None:
@@ -91,11 +92,11 @@ def test_a_whole_vocabulary_is_filtered_as_by_sorting() -> None:
             top_p=torch.full((num_rows,), top_p),
             min_p=torch.full((num_rows,), min_p),
         )
-        assert torch.equal(run(_custom_ops.filter_rows, case), run(_custom_ops.filter_rows_reference, case))
+        assert torch.equal(run(api.filter_rows, case), run(REFERENCE.filter_rows, case))
 
 
 @pytest.mark.parametrize("scale", [0.05, 2.0])
-def test_what_stays_follows_the_definition_in_float64(ops: SimpleNamespace, scale: float) -> None:
+def test_what_stays_follows_the_definition_in_float64(ops: ModuleType, scale: float) -> None:
     row = torch.randn(5000, generator=torch.Generator().manual_seed(0)) * scale
     settings = [(0.7, 5000, 0.9, 0.0), (1.0, 3000, 1.0, 0.0), (1.3, 40, 0.5, 0.0), (1.0, 5000, 1.0, 0.1)]
     for temperature, top_k, top_p, min_p in settings:
@@ -114,7 +115,7 @@ def test_the_exponential_of_the_rule_is_the_exponential() -> None:
     assert np.allclose(compute_exp(x).numpy(), expected, rtol=1.3e-7, atol=0)
 
 
-def test_rows_that_are_not_finite_and_rows_that_do_not_ask_stay_as_they_are(ops: SimpleNamespace) -> None:
+def test_rows_that_are_not_finite_and_rows_that_do_not_ask_stay_as_they_are(ops: ModuleType) -> None:
     logits = torch.zeros(5, 40)
     logits[0, 3] = float("nan")
     logits[1, 3] = INF
@@ -126,14 +127,14 @@ def test_rows_that_are_not_finite_and_rows_that_do_not_ask_stay_as_they_are(ops:
     assert logits[4].tolist() == [0.0, 0.0, *[-INF] * 38]
 
 
-def test_rows_that_are_not_there_are_refused(ops: SimpleNamespace) -> None:
+def test_rows_that_are_not_there_are_refused(ops: ModuleType) -> None:
     for bad in (-1, 2):
         settings = torch.ones(1), torch.tensor([1]), torch.ones(1), torch.zeros(1)
         with pytest.raises(IndexError, match="row"):
             ops.filter_rows(torch.zeros(2, 8), torch.tensor([bad]), *settings)
 
 
-def test_rows_may_lie_apart(ops: SimpleNamespace) -> None:
+def test_rows_may_lie_apart(ops: ModuleType) -> None:
     wide = torch.randn(3, 100, generator=torch.Generator().manual_seed(0))
     case = make_case(wide[:, :64].clone(), 1)
     ops.filter_rows(wide[:, :64], *case[1:])
@@ -144,16 +145,16 @@ def test_rows_may_lie_apart(ops: SimpleNamespace) -> None:
 def test_what_stays_depends_on_neither_threads_nor_batch_mates() -> None:
     case = make_case(make_rows(20_000), 3)
     torch.set_num_threads(1)
-    together = run(_custom_ops.filter_rows, case)
+    together = run(api.filter_rows, case)
     for place, row in enumerate(case.rows.tolist()):
         alone = Case(case.logits[row : row + 1], torch.tensor([0]), *(c[place : place + 1] for c in case[2:]))
-        assert torch.equal(run(_custom_ops.filter_rows, alone)[0], together[row])
+        assert torch.equal(run(api.filter_rows, alone)[0], together[row])
     for num_threads in (2, 3, 8):
         torch.set_num_threads(num_threads)
-        assert torch.equal(run(_custom_ops.filter_rows, case), together), num_threads
+        assert torch.equal(run(api.filter_rows, case), together), num_threads
 
 
 def test_instruction_sets_keep_the_same_tokens(on_each_variant: Callable[[Callable[[], Any]], list[Any]]) -> None:
     case = make_case(make_rows(3001), 5)
-    kept = on_each_variant(lambda: run(_custom_ops.filter_rows, case))
+    kept = on_each_variant(lambda: run(api.filter_rows, case))
     assert all(torch.equal(kept[0], other) for other in kept[1:])

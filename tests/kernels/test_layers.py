@@ -1,14 +1,14 @@
 """Norms, rotation, activation and cache writes against float64."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from vllm import _custom_ops
+from vllm.ops import api
 
 
 def make(*shape: int, seed: int = 0, factor: float = 1.0) -> torch.Tensor:
@@ -36,13 +36,13 @@ def make_rotation(num_tokens: int, head_dim: int) -> tuple[torch.Tensor, torch.T
 
 @pytest.mark.parametrize("factor", [1e-25, 1.0, 1e15])
 @pytest.mark.parametrize("size", [1, 7, 64, 576, 4100])
-def test_norms_of_any_size_and_magnitude(ops: SimpleNamespace, size: int, factor: float) -> None:
+def test_norms_of_any_size_and_magnitude(ops: ModuleType, size: int, factor: float) -> None:
     x, weight = make(5, size, factor=factor), make(size, seed=1)
     found = ops.rms_norm(x, weight, 1e-6)
     assert torch.allclose(found.double(), judge_norm(x, weight, 1e-6), rtol=2e-6, atol=1e-30)
 
 
-def test_norms_add_to_the_residual_in_place(ops: SimpleNamespace) -> None:
+def test_norms_add_to_the_residual_in_place(ops: ModuleType) -> None:
     x, weight, residual = make(33, 576), make(576, seed=1), make(33, 576, seed=2)
     expected = x + residual
     found = ops.rms_norm(x, weight, 1e-5, residual)
@@ -50,14 +50,14 @@ def test_norms_add_to_the_residual_in_place(ops: SimpleNamespace) -> None:
     assert torch.allclose(found.double(), judge_norm(expected, weight, 1e-5), rtol=2e-6, atol=1e-7)
 
 
-def test_norms_of_heads_inside_a_wider_tensor(ops: SimpleNamespace) -> None:
+def test_norms_of_heads_inside_a_wider_tensor(ops: ModuleType) -> None:
     wide, weight = make(6, 5, 32), make(32, seed=1)
     found = ops.rms_norm(wide[:, 1:3], weight, 1e-6)
     assert found.shape == (6, 2, 32)
     assert torch.allclose(found.double(), judge_norm(wide[:, 1:3], weight, 1e-6), rtol=2e-6, atol=1e-7)
 
 
-def test_a_norm_keeps_nan_and_zero(ops: SimpleNamespace) -> None:
+def test_a_norm_keeps_nan_and_zero(ops: ModuleType) -> None:
     x = torch.zeros(2, 40)
     x[1, 39] = float("nan")
     found = ops.rms_norm(x, torch.ones(40), 1e-6)
@@ -65,7 +65,7 @@ def test_a_norm_keeps_nan_and_zero(ops: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize("head_dim", [2, 6, 64, 80, 128])
-def test_rotation_turns_pairs_half_a_head_apart(ops: SimpleNamespace, head_dim: int) -> None:
+def test_rotation_turns_pairs_half_a_head_apart(ops: ModuleType, head_dim: int) -> None:
     wide = make(11, 7, head_dim)
     cos, sin = make_rotation(11, head_dim)
     found = ops.rotate(wide[:, 2:5], cos, sin)
@@ -75,7 +75,7 @@ def test_rotation_turns_pairs_half_a_head_apart(ops: SimpleNamespace, head_dim: 
 
 @pytest.mark.parametrize("has_norms", [False, True])
 @pytest.mark.parametrize("head_dim", [6, 64])
-def test_one_pass_from_qkv_to_the_cache(ops: SimpleNamespace, head_dim: int, has_norms: bool) -> None:
+def test_one_pass_from_qkv_to_the_cache(ops: ModuleType, head_dim: int, has_norms: bool) -> None:
     qkv = make(9, 8 + 2, 4 + 2 + 2, head_dim)[4, :9]
     num_tokens = qkv.shape[0]
     cos, sin = make_rotation(num_tokens, head_dim)
@@ -94,7 +94,7 @@ def test_one_pass_from_qkv_to_the_cache(ops: SimpleNamespace, head_dim: int, has
     assert (flat[:, others] == 7.0).all()
 
 
-def test_keys_and_values_go_to_their_slots_and_nowhere_else(ops: SimpleNamespace) -> None:
+def test_keys_and_values_go_to_their_slots_and_nowhere_else(ops: ModuleType) -> None:
     wide = make(300, 9, 16)
     key, value = wide[:, 3:6], wide[:, 6:9]
     cache = torch.zeros(2, 50, 8, 3, 16)
@@ -105,7 +105,7 @@ def test_keys_and_values_go_to_their_slots_and_nowhere_else(ops: SimpleNamespace
     assert torch.equal(cache.flatten(1, 2), expected)
 
 
-def test_a_bfloat16_cache_gets_the_nearest_numbers(ops: SimpleNamespace) -> None:
+def test_a_bfloat16_cache_gets_the_nearest_numbers(ops: ModuleType) -> None:
     """Ties to even, overflow to infinity, NaN stays NaN whatever its bits: torch's own rounding."""
     bits = torch.arange(0, 1 << 32, 65521, dtype=torch.int64)  # every exponent, many mantissas
     ties = torch.tensor([0x3F808000, 0x3F818000, 0xBF808000, 0x00008000, 0x7F7FFFFF, 0x7F800001, 0xFFFFFFFF])
@@ -122,7 +122,7 @@ def test_a_bfloat16_cache_gets_the_nearest_numbers(ops: SimpleNamespace) -> None
 
 
 @pytest.mark.parametrize("has_norms", [False, True])
-def test_one_pass_writes_a_bfloat16_cache_as_two_do(ops: SimpleNamespace, has_norms: bool) -> None:
+def test_one_pass_writes_a_bfloat16_cache_as_two_do(ops: ModuleType, has_norms: bool) -> None:
     qkv, (cos, sin) = make(9, 8, 64), make_rotation(9, 64)
     norms = (make(64, seed=3), make(64, seed=4)) if has_norms else (None, None)
     slots = torch.tensor([3, 0, 19, 8, 9, 10, 11, 4, 5])
@@ -133,7 +133,7 @@ def test_one_pass_writes_a_bfloat16_cache_as_two_do(ops: SimpleNamespace, has_no
 
 
 @pytest.mark.parametrize("slot", [-1, 400])
-def test_a_slot_outside_the_cache_is_refused(ops: SimpleNamespace, slot: int) -> None:
+def test_a_slot_outside_the_cache_is_refused(ops: ModuleType, slot: int) -> None:
     cache, heads = torch.zeros(2, 50, 8, 1, 4), torch.ones(2, 1, 4)
     with pytest.raises(IndexError):
         ops.write_kv(heads, heads, cache, torch.tensor([0, slot]))
@@ -144,16 +144,16 @@ def test_a_slot_outside_the_cache_is_refused(ops: SimpleNamespace, slot: int) ->
 
 
 @pytest.mark.parametrize("size", [1, 7, 1536])
-def test_the_gate_is_silu_at_every_magnitude(ops: SimpleNamespace, size: int) -> None:
+def test_the_gate_is_silu_at_every_magnitude(ops: ModuleType, size: int) -> None:
     gate_up = make(7, 2 * size)
     gate_up[:, :size] *= torch.tensor([1e-40, 1e-3, 1.0, 10.0, 50.0, 1e4, 1e30])[:, None]
     gate, up = gate_up.double().chunk(2, -1)
     expected = gate * torch.where(gate > -700, 1 / (1 + torch.exp(-gate.clamp(min=-700))), 0) * up
-    assert torch.allclose(ops.silu_and_multiply(gate_up).double(), expected, rtol=2e-6, atol=1e-35)
+    assert torch.allclose(ops.gate_and_multiply(gate_up, "silu").double(), expected, rtol=2e-6, atol=1e-35)
 
 
-def test_the_gate_passes_nan_and_infinity(ops: SimpleNamespace) -> None:
-    found = ops.silu_and_multiply(torch.tensor([[float("nan"), float("inf"), 0.0, 1.0, 2.0, 3.0]]))
+def test_the_gate_passes_nan_and_infinity(ops: ModuleType) -> None:
+    found = ops.gate_and_multiply(torch.tensor([[float("nan"), float("inf"), 0.0, 1.0, 2.0, 3.0]]), "silu")
     assert found[0, 0].isnan() and found[0, 1] == float("inf") and found[0, 2] == 0
 
 
@@ -161,7 +161,7 @@ def test_layer_ops_do_not_depend_on_threads_or_row_mates() -> None:
     x, weight, gate_up = make(200, 576), make(576, seed=1), make(200, 2 * 1000, seed=2)
 
     def compute(rows: slice) -> list[torch.Tensor]:
-        return [_custom_ops.rms_norm(x[rows], weight, 1e-6), _custom_ops.silu_and_multiply(gate_up[rows])]
+        return [api.rms_norm(x[rows], weight, 1e-6), api.gate_and_multiply(gate_up[rows], "silu")]
 
     torch.set_num_threads(1)
     alone = compute(slice(0, 200))
@@ -178,8 +178,8 @@ def test_instruction_sets_give_the_same_bits_in_layer_ops(
     cos, sin = make_rotation(4, 22)
 
     def compute() -> list[np.ndarray]:
-        turned = _custom_ops.rotate(x[:, :110].reshape(4, 5, 22), cos, sin)
-        outputs = _custom_ops.rms_norm(x, weight, 1e-6), _custom_ops.silu_and_multiply(x[:, :582]), turned
+        turned = api.rotate(x[:, :110].reshape(4, 5, 22), cos, sin)
+        outputs = api.rms_norm(x, weight, 1e-6), api.gate_and_multiply(x[:, :582], "silu"), turned
         return [output.numpy() for output in outputs]
 
     first, *others = on_each_variant(compute)

@@ -2,13 +2,15 @@
 
 import itertools
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from vllm import _custom_ops
+from tests.kernels.oracle import REFERENCE
+from vllm.ops import api
+from vllm.ops.stored_weights import take_int8_rows
 
 KINDS = [torch.float32, torch.bfloat16, torch.int8]
 # Few rows (up to 4), panels of 1 to 4 vectors, so many panels that weights are copied, so many that they are turned.
@@ -27,7 +29,7 @@ class Product(NamedTuple):
     def stored(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """What `linear` takes beside x."""
         weight = self.weight
-        return _custom_ops.store_int8(weight) if weight.dtype == torch.int8 else weight, self.bias, self.scale
+        return api.store_int8(weight) if weight.dtype == torch.int8 else weight, self.bias, self.scale
 
 
 def make_product(num_rows: int, size: int, num_columns: int, kind: torch.dtype, seed: int = 0) -> Product:
@@ -58,7 +60,7 @@ def assert_near(got: torch.Tensor, product: Product) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_every_ragged_size_gives_the_oracle_s_numbers(ops: SimpleNamespace, kind: torch.dtype) -> None:
+def test_every_ragged_size_gives_the_oracle_s_numbers(ops: ModuleType, kind: torch.dtype) -> None:
     for i, (num_rows, size) in enumerate(itertools.product(ROWS, SIZES)):
         product = make_product(num_rows, size, COLUMNS[i % len(COLUMNS)], kind)
         assert_near(ops.linear(product.x, *product.stored), product)
@@ -77,16 +79,16 @@ def test_an_output_depends_on_its_own_row_and_column_alone(
         for size, num_columns in ((576, 107), (1537, 40)):
             product = make_product(530, size, num_columns, kind)
             torch.set_num_threads(2)
-            wanted = _custom_ops.linear(product.x, *product.stored)
+            wanted = api.linear(product.x, *product.stored)
             for i, num_rows in enumerate((*range(1, 10), 16, 17, 24, 25, 31, 32, 33, 64, 65, 97, 128, 192, 259, 513)):
                 torch.set_num_threads(1 + i % 2)
                 first = (37 * num_rows) % (530 - num_rows)
-                part = _custom_ops.linear(product.x[first : first + num_rows], *product.stored)
+                part = api.linear(product.x[first : first + num_rows], *product.stored)
                 assert torch.equal(part, wanted[first : first + num_rows]), (size, num_rows)
             columns = slice(5, 38)
             some = Product(product.x, *(None if rows is None else rows[columns] for rows in product[1:]))
             for num_rows in (1, 3, 8, 150, 300):
-                part = _custom_ops.linear(product.x[:num_rows], *some.stored)
+                part = api.linear(product.x[:num_rows], *some.stored)
                 assert torch.equal(part, wanted[:num_rows, columns]), (size, num_rows)
 
     threads = torch.get_num_threads()
@@ -109,10 +111,10 @@ def test_factors_of_blocks_give_the_bits_of_the_same_weights_as_float32(
             scale = torch.rand(size // 32, num_columns, generator=torch.Generator().manual_seed(i)) / 100
             scale[0, 0] = 0
             wide = weight.float() * scale.t().repeat_interleave(32, dim=1)
-            wanted = _custom_ops.linear(x, wide, bias)
+            wanted = api.linear(x, wide, bias)
             stored = Product(x, weight, bias, scale).stored
-            assert torch.equal(_custom_ops.linear(x, *stored), wanted), (num_rows, size, num_columns)
-            assert torch.allclose(_custom_ops.linear_reference(x, *stored), wanted, atol=1e-3)
+            assert torch.equal(api.linear(x, *stored), wanted), (num_rows, size, num_columns)
+            assert torch.allclose(REFERENCE.linear(x, *stored), wanted, atol=1e-3)
 
     threads = torch.get_num_threads()
     try:
@@ -124,15 +126,15 @@ def test_factors_of_blocks_give_the_bits_of_the_same_weights_as_float32(
 def test_int8_rows_are_found_where_they_were_stored() -> None:
     """Part by part, groups begun and ended anywhere, any of them again."""
     rows = torch.randint(-128, 128, (131, 40))
-    stored = _custom_ops.store_int8(torch.zeros(131, 40))
+    stored = api.store_int8(torch.zeros(131, 40))
     for first, end in ((0, 5), (5, 37), (64, 100), (100, 131), (37, 64), (30, 34)):
-        _custom_ops.write_int8_rows(stored, first, rows[first:end])
-    assert torch.equal(stored, _custom_ops.store_int8(rows)) and stored.dtype == torch.int8
+        api.write_int8_rows(stored, first, rows[first:end])
+    assert torch.equal(stored, api.store_int8(rows)) and stored.dtype == torch.int8
     ids = torch.tensor([[130, 0], [31, 32]])
-    assert torch.equal(_custom_ops.take_int8_rows(stored, ids), rows[ids].to(torch.int8))
+    assert torch.equal(take_int8_rows(stored, ids), rows[ids].to(torch.int8))
 
 
-def test_a_factor_that_is_not_finite_reaches_its_own_outputs_and_no_others(ops: SimpleNamespace) -> None:
+def test_a_factor_that_is_not_finite_reaches_its_own_outputs_and_no_others(ops: ModuleType) -> None:
     product = make_product(3, 96, 21, torch.int8)
     x, (weight, _, _) = product.x, product.stored
     scale = torch.rand(3, 21)
@@ -150,14 +152,14 @@ def test_the_instruction_sets_agree_to_rounding(
 ) -> None:
     for num_rows in (5, 60, 200):
         product = make_product(num_rows, 577, 50, kind)
-        for got in on_each_variant(lambda product=product: _custom_ops.linear(product.x, *product.stored)):
+        for got in on_each_variant(lambda product=product: api.linear(product.x, *product.stored)):
             assert_near(got, product)
 
 
 @pytest.mark.parametrize("num_rows", [2, 60, 200])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
 def test_nan_and_infinity_reach_their_own_outputs_and_no_others(
-    ops: SimpleNamespace, kind: torch.dtype, num_rows: int
+    ops: ModuleType, kind: torch.dtype, num_rows: int
 ) -> None:
     """The last number of a row is where a padded vector could bring the neighbour's in."""
     x, weight, _, _ = make_product(num_rows, 37, 21, kind)
@@ -172,7 +174,7 @@ def test_nan_and_infinity_reach_their_own_outputs_and_no_others(
 
 
 @pytest.mark.parametrize("num_rows", [2, 60, 200])
-def test_extreme_numbers_stay_what_they_are(ops: SimpleNamespace, num_rows: int) -> None:
+def test_extreme_numbers_stay_what_they_are(ops: ModuleType, num_rows: int) -> None:
     weight = torch.tensor([[3e38, 0.0], [1e-40, 0.0], [-0.0, 0.0], [2.0**-126, 2.0**-126]])
     x = torch.tensor([[1.0, 1.0]]).repeat(num_rows, 1)
     got = ops.linear(x, weight)
@@ -181,7 +183,7 @@ def test_extreme_numbers_stay_what_they_are(ops: SimpleNamespace, num_rows: int)
 
 
 @pytest.mark.parametrize("num_rows", [1, 60, 200])
-def test_strided_rows_and_a_given_output_are_served_in_place(ops: SimpleNamespace, num_rows: int) -> None:
+def test_strided_rows_and_a_given_output_are_served_in_place(ops: ModuleType, num_rows: int) -> None:
     wide = torch.randn(num_rows, 100)
     x, weight = wide[:, 3:53], torch.randn(40, 50)
     workspace = torch.full((num_rows + 1, 60), 7.0)
@@ -193,10 +195,10 @@ def test_strided_rows_and_a_given_output_are_served_in_place(ops: SimpleNamespac
 
 
 @pytest.mark.parametrize("num_rows", [1, 60, 200])
-def test_rows_without_numbers_give_the_bias(ops: SimpleNamespace, num_rows: int) -> None:
+def test_rows_without_numbers_give_the_bias(ops: ModuleType, num_rows: int) -> None:
     bias = torch.randn(21)
     assert torch.equal(ops.linear(torch.empty(num_rows, 0), torch.empty(21, 0), bias), bias.expand(num_rows, -1))
 
 
-def test_no_rows_give_no_rows(ops: SimpleNamespace) -> None:
+def test_no_rows_give_no_rows(ops: ModuleType) -> None:
     assert ops.linear(torch.empty(0, 8), torch.randn(3, 8)).shape == (0, 3)

@@ -1,7 +1,7 @@
 """The scorer against a float64 oracle: ragged sizes, extreme values, ties, threads, instruction sets."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.oracle import is_close, judge_row
-from vllm import _custom_ops
+from tests.kernels.oracle import REFERENCE, is_close, judge_row
+from vllm.ops import api
 
 VOCAB_SIZES = [1, 7, 16, 511, 4097, 49152, 151936]
 INF = float("inf")
@@ -52,7 +52,7 @@ def make_case(vocab_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 @pytest.mark.parametrize("as_logits", [False, True])
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 def test_rows_hold_the_chosen_token_then_the_most_likely_ones(
-    ops: SimpleNamespace, vocab_size: int, as_logits: bool
+    ops: ModuleType, vocab_size: int, as_logits: bool
 ) -> None:
     logits, chosen, num_top = make_case(vocab_size)
     scored = ops.score_rows(logits, chosen, num_top, 20, as_logits)
@@ -71,7 +71,7 @@ def test_rows_hold_the_chosen_token_then_the_most_likely_ones(
         assert set(scored.ranks[r, n:].tolist()) <= {0}
 
 
-def test_the_exponential_is_right_over_its_whole_range(ops: SimpleNamespace) -> None:
+def test_the_exponential_is_right_over_its_whole_range(ops: ModuleType) -> None:
     gaps = torch.linspace(0, 120, 20_001)
     values, _, _ = ops.score_full_rows(torch.stack([torch.zeros_like(gaps), -gaps], dim=1), False)
     below = -gaps.double().numpy()
@@ -80,7 +80,7 @@ def test_the_exponential_is_right_over_its_whole_range(ops: SimpleNamespace) -> 
 
 
 @pytest.mark.parametrize("vocab_size", [1, 7, 2049, 49152])
-def test_num_top_of_the_vocabulary_or_more_means_all(ops: SimpleNamespace, vocab_size: int) -> None:
+def test_num_top_of_the_vocabulary_or_more_means_all(ops: ModuleType, vocab_size: int) -> None:
     logits = torch.randn(2, vocab_size, generator=torch.Generator().manual_seed(0)).round(decimals=2)
     num_top = torch.tensor([vocab_size, vocab_size + 5], dtype=torch.int32)
     scored = ops.score_rows(logits, torch.tensor([0, 0]), num_top, vocab_size, False)
@@ -91,7 +91,7 @@ def test_num_top_of_the_vocabulary_or_more_means_all(ops: SimpleNamespace, vocab
 
 
 @pytest.mark.parametrize("num_top", [1, 100, 1000, 1025, 3000])
-def test_every_way_to_find_the_top_keeps_ties_in_order_of_id(ops: SimpleNamespace, num_top: int) -> None:
+def test_every_way_to_find_the_top_keeps_ties_in_order_of_id(ops: ModuleType, num_top: int) -> None:
     for name, row in make_rows(4097).items():
         scored = ops.score_rows(row[None], torch.tensor([4096]), torch.tensor([num_top]), num_top, True)
         expected = [t for t in judge_row(row.numpy()).order[:num_top].tolist() if t != 4096]
@@ -99,7 +99,7 @@ def test_every_way_to_find_the_top_keeps_ties_in_order_of_id(ops: SimpleNamespac
 
 
 @pytest.mark.parametrize("vocab_size", [1, 7, 511, 49152])
-def test_given_ids_come_in_their_order_with_true_ranks_and_no_repeats(ops: SimpleNamespace, vocab_size: int) -> None:
+def test_given_ids_come_in_their_order_with_true_ranks_and_no_repeats(ops: ModuleType, vocab_size: int) -> None:
     logits, chosen, _ = make_case(vocab_size)
     given_ids = torch.randint(-1, vocab_size, (logits.shape[0], 12), generator=torch.Generator().manual_seed(2)).int()
     given_ids[0] = -1
@@ -119,7 +119,7 @@ def test_given_ids_come_in_their_order_with_true_ranks_and_no_repeats(ops: Simpl
 
 @pytest.mark.parametrize("as_logits", [False, True])
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_full_rows_give_each_token_its_value_and_rank(ops: SimpleNamespace, vocab_size: int, as_logits: bool) -> None:
+def test_full_rows_give_each_token_its_value_and_rank(ops: ModuleType, vocab_size: int, as_logits: bool) -> None:
     logits = torch.stack(list(make_rows(vocab_size).values()))
     values, ranks, is_finite = ops.score_full_rows(logits, as_logits)
     assert is_finite.all()
@@ -130,14 +130,14 @@ def test_full_rows_give_each_token_its_value_and_rank(ops: SimpleNamespace, voca
 
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_argmax_takes_the_lowest_id_among_equals(ops: SimpleNamespace, vocab_size: int) -> None:
+def test_argmax_takes_the_lowest_id_among_equals(ops: ModuleType, vocab_size: int) -> None:
     logits = torch.stack(list(make_rows(vocab_size).values()))
     token_ids, is_finite = ops.argmax_rows(logits)
     assert token_ids.tolist() == [int(judge_row(row).order[0]) for row in logits.numpy()]
     assert token_ids.dtype == torch.int32 and is_finite.all()
 
 
-def test_rows_without_a_distribution_are_flagged_and_their_neighbours_are_right(ops: SimpleNamespace) -> None:
+def test_rows_without_a_distribution_are_flagged_and_their_neighbours_are_right(ops: ModuleType) -> None:
     vocab_size = 5000
     logits = torch.randn(9, vocab_size, generator=torch.Generator().manual_seed(3))
     logits[1, 0] = float("nan")
@@ -159,13 +159,13 @@ def test_rows_without_a_distribution_are_flagged_and_their_neighbours_are_right(
             assert values[r].isnan().all() and scored.values[r, 0].isnan()
 
 
-def test_argmax_leaves_nan_aside_and_answers_for_a_row_of_nothing_else(ops: SimpleNamespace) -> None:
+def test_argmax_leaves_nan_aside_and_answers_for_a_row_of_nothing_else(ops: ModuleType) -> None:
     logits = torch.full((2, 20), float("nan"))
     logits[0, 17] = -1.0
     assert ops.argmax_rows(logits)[0].tolist() == [17, 0]
 
 
-def test_rows_may_lie_apart_in_memory(ops: SimpleNamespace) -> None:
+def test_rows_may_lie_apart_in_memory(ops: ModuleType) -> None:
     wide = torch.randn(4, 1000, generator=torch.Generator().manual_seed(4))
     view, copy = wide[::2, 100:700], wide[::2, 100:700].clone()
     chosen, num_top = torch.tensor([5, 599]), torch.tensor([3, 8])
@@ -177,7 +177,7 @@ def test_rows_may_lie_apart_in_memory(ops: SimpleNamespace) -> None:
     assert torch.equal(ops.argmax_rows(view)[0], ops.argmax_rows(copy)[0])
 
 
-def test_no_rows_give_no_entries(ops: SimpleNamespace) -> None:
+def test_no_rows_give_no_entries(ops: ModuleType) -> None:
     none = torch.empty(0, dtype=torch.int64)
     scored = ops.score_rows(torch.empty(0, 9), none, none, 4, False)
     assert scored.token_ids.shape == (0, 5) and scored.num_entries.shape == (0,)
@@ -186,7 +186,7 @@ def test_no_rows_give_no_entries(ops: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, 8])
-def test_ids_outside_the_vocabulary_are_refused(ops: SimpleNamespace, bad: int) -> None:
+def test_ids_outside_the_vocabulary_are_refused(ops: ModuleType, bad: int) -> None:
     logits, fine = torch.zeros(2, 8), torch.tensor([0, 0])
     with pytest.raises(IndexError):
         ops.score_rows(logits, torch.tensor([0, bad]), fine, 2, False)
@@ -197,7 +197,7 @@ def test_ids_outside_the_vocabulary_are_refused(ops: SimpleNamespace, bad: int) 
 
 
 @pytest.mark.parametrize("bad", [-1, 3])
-def test_a_num_top_that_does_not_fit_is_refused(ops: SimpleNamespace, bad: int) -> None:
+def test_a_num_top_that_does_not_fit_is_refused(ops: ModuleType, bad: int) -> None:
     with pytest.raises(ValueError, match="num_top"):
         ops.score_rows(torch.zeros(2, 8), torch.tensor([0, 0]), torch.tensor([1, bad]), 2, False)
 
@@ -210,10 +210,10 @@ def test_results_do_not_depend_on_the_number_of_threads(num_rows: int) -> None:
 
     def compute() -> list[torch.Tensor]:
         return [
-            *_custom_ops.score_rows(logits, chosen, num_top, 40, False),
-            *_custom_ops.score_given_ids(logits, chosen, chosen[:, None] + torch.arange(30), False),
-            *_custom_ops.score_full_rows(logits, False),
-            *_custom_ops.argmax_rows(logits),
+            *api.score_rows(logits, chosen, num_top, 40, False),
+            *api.score_given_ids(logits, chosen, chosen[:, None] + torch.arange(30), False),
+            *api.score_full_rows(logits, False),
+            *api.argmax_rows(logits),
         ]
 
     torch.set_num_threads(1)
@@ -229,22 +229,20 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(num_threads: int) -> Non
     logits = torch.randn(9, 49152, generator=torch.Generator().manual_seed(6)) * 4
     chosen, num_top = torch.arange(9) * 4001, torch.full((9,), 7)
     torch.set_num_threads(1)
-    together = _custom_ops.score_rows(logits, chosen, num_top, 7, False)
+    together = api.score_rows(logits, chosen, num_top, 7, False)
     torch.set_num_threads(num_threads)
     for first, end in ((0, 1), (1, 3), (3, 6), (6, 9)):
         rows = slice(first, end)
-        part = _custom_ops.score_rows(logits[rows], chosen[rows], num_top[rows], 7, False)
+        part = api.score_rows(logits[rows], chosen[rows], num_top[rows], 7, False)
         assert all(torch.equal(whole[rows], some) for whole, some in zip(together, part, strict=True)), rows
 
 
 def test_instruction_sets_give_the_same_bits(on_each_variant: Callable[[Callable[[], Any]], list[Any]]) -> None:
     for vocab_size in (7, 511, 49152):
         logits, chosen, num_top = make_case(vocab_size)
-        full = on_each_variant(lambda logits=logits: _custom_ops.score_full_rows(logits, False))
+        full = on_each_variant(lambda logits=logits: api.score_full_rows(logits, False))
         top = on_each_variant(
-            lambda logits=logits, chosen=chosen, num_top=num_top: _custom_ops.score_rows(
-                logits, chosen, num_top, 20, False
-            )
+            lambda logits=logits, chosen=chosen, num_top=num_top: api.score_rows(logits, chosen, num_top, 20, False)
         )
         for other in range(1, len(full)):
             assert all(map(torch.equal, full[0], full[other]))
@@ -267,7 +265,7 @@ def test_any_finite_row_is_ordered_ranked_and_normalised(row: list[float], data:
     logits = torch.tensor([row], dtype=torch.float32)
     oracle = judge_row(logits[0].numpy())
     expected = [chosen, *(t for t in oracle.order[:num_top].tolist() if t != chosen)]
-    for score in (_custom_ops.score_rows, _custom_ops.score_rows_reference):
+    for score in (api.score_rows, REFERENCE.score_rows):
         scored = score(logits, torch.tensor([chosen]), torch.tensor([num_top]), num_top, False)
         n = int(scored.num_entries[0])
         assert scored.token_ids[0, :n].tolist() == expected

@@ -71,7 +71,7 @@ def test_a_q8_0_file_is_kept_as_it_is_with_int8_weights(
     narrow, wide = load(path, quantization="int8"), load(path)
     for name, matrix in narrow.named_modules():
         if isinstance(matrix, WeightMatrix):
-            assert matrix.has_factor_blocks and matrix.weight.dtype == torch.int8, name
+            assert matrix.has_group_scales and matrix.weight.dtype == torch.int8, name
     assert narrow.weights_bytes() < 0.3 * wide.weights_bytes()
     ids = IDS * 8
     for chunk in (1, 7, 56):
@@ -98,7 +98,7 @@ def test_a_matrix_of_mixed_types_gets_a_factor_a_row(tmp_path: pathlib.Path) -> 
     path = write_tiny_gguf(folder, tmp_path / "m.gguf", "Q8_0", others={"v_proj": "F16"})
     model = load(path, quantization="int8")
     attention = model.model.layers[0].self_attn
-    assert not attention.qkv_proj.has_factor_blocks and attention.o_proj.has_factor_blocks
+    assert not attention.qkv_proj.has_group_scales and attention.o_proj.has_group_scales
     got, wanted = (PagedRunner(m).run_in_chunks("a", IDS, 7) for m in (model, load(path)))
     assert 0 < (got - wanted).abs().mean() < 0.05 * wanted.std()
 

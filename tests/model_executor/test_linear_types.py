@@ -7,12 +7,12 @@ import torch
 
 from tests.model_executor.runner import PagedRunner, compute_reference_logits, load, make_config
 from tests.tiny_models import load_tiny_reference, write_tiny_model
-from vllm import _custom_ops as ops
 from vllm import platforms
 from vllm.exceptions import ModelLoadError
 from vllm.model_executor.layers.linear import Linear, WeightMatrix
 from vllm.model_executor.model_loader import load_model
 from vllm.model_executor.number_types import NumberTypes, choose_number_types
+from vllm.ops.stored_weights import take_int8_rows
 
 IDS = [(7 * i + 3) % 500 for i in range(60)]  # several panels of rows
 LOADS = {
@@ -72,7 +72,7 @@ def test_int8_rows_are_rounded_to_the_nearest_step_of_their_own() -> None:
     layer.write_rows(rows[:2] * 1000, 3)
     scale = layer.weight_scale
     assert scale is not None
-    numbers = ops.take_int8_rows(layer.weight, torch.arange(5))
+    numbers = take_int8_rows(layer.weight, torch.arange(5))
     stored = numbers.float() * scale[:, None]
     wanted = torch.cat((rows, rows[:2] * 1000))
     assert ((stored - wanted).abs() <= scale[:, None] / 2 * 1.001).all()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from vllm import _custom_ops as ops
+from vllm.ops import api as ops
 from vllm.v1.attention import AttentionBackend, AttentionMetadata, AttentionShape, CacheSpec, torch_reference
 from vllm.v1.attention.backend import CpuBackend, TorchReferenceBackend
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from tests.tiny_models import edit_config, write_tiny_model
-from vllm import LLM, _custom_ops
+from vllm import LLM
 from vllm.exceptions import VLLMUnsupportedError
 from vllm.model_executor.layers.rotary import RotaryEmbedding
 from vllm.model_executor.number_types import choose_number_types
+from vllm.ops import api as ops
 from vllm.v1.worker import batch_invariance
 
 
@@ -40,7 +41,7 @@ def test_what_leaves_the_kernels_is_refused_by_name(folder: pathlib.Path, tmp_pa
 
 
 def test_an_installation_without_kernels_is_refused(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_custom_ops, "is_compiled", lambda: False)
+    monkeypatch.setattr(ops, "is_compiled", lambda: False)
     assert_refused(folder, "needs the compiled kernels")
 
 
@@ -48,7 +49,7 @@ def test_an_installation_without_kernels_is_refused(folder: pathlib.Path, monkey
 def test_products_that_depend_on_the_number_of_rows_are_found_at_start_up(
     folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, options: dict
 ) -> None:
-    real = _custom_ops.linear
+    real = ops.linear
 
     def sum_few_rows_in_another_order(x, weight, bias=None, scale=None, out=None):
         if len(x) > 4:
@@ -57,7 +58,7 @@ def test_products_that_depend_on_the_number_of_rows_are_found_at_start_up(
 
     with start(folder, **options):
         pass
-    monkeypatch.setattr(_custom_ops, "linear", sum_few_rows_in_another_order)
+    monkeypatch.setattr(ops, "linear", sum_few_rows_in_another_order)
     assert_refused(folder, "differ between 1 and 260 rows", **options)
 
 

@@ -20,7 +20,7 @@ _NAMES = ("LD_PRELOAD", "LD_LIBRARY_PATH", "OPENAI_API_KEY", "TOKENIZERS_PARALLE
 # Asked in a process of its own: what torch says when it can't be loaded is a part of the answer.
 _ASK_TORCH = """
 import json, torch
-from vllm import _custom_ops
+from vllm.ops import api as ops
 devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 print(json.dumps({
     "version": torch.__version__,
@@ -28,7 +28,7 @@ print(json.dumps({
     "CUDA available": torch.cuda.is_available(),
     "devices": ", ".join(devices) or "none",
     "threads": torch.get_num_threads(),
-    "our compiled kernels": _custom_ops.is_compiled(),
+    "our compiled kernels": ops.is_compiled(),
 }))
 """
 _SECRET = re.compile(r"KEY|TOKEN$|SECRET|PASSWORD")

@@ -1,21 +1,21 @@
 """Matrix products with weights of any stored type."""
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from vllm import _custom_ops as ops
 from vllm.model_executor.number_types import NumberTypes
+from vllm.ops import api as ops
 
 SCALE_NAME = "weight_scale"
 _MAX_INT8 = 127
 
 
 class WeightMatrix(nn.Module):
-    """A matrix as it is stored: float rows, or int8 rows with float32 factors (`weight_scale`), in groups of which the
-    rows lie side by side (`ops.store_int8`).
+    """A matrix as it is stored: float rows, or interleaved int8 rows (`ops.store_int8`) with float32 scales
+    (`weight_scale`).
 
-    An int8 row has one factor or, after `use_factor_blocks`, one each 32 numbers: [num_rows] or [size / 32, num_rows].
+    An int8 row has one scale or, after `use_group_scales`, one for each group of 32 elements: [num_rows] or
+    [size / 32, num_rows].
     """
 
     weight_scale: nn.Parameter | None
@@ -31,38 +31,38 @@ class WeightMatrix(nn.Module):
         self.register_parameter(SCALE_NAME, scale)
 
     @property
-    def has_factor_blocks(self) -> bool:
-        return ops.has_factor_blocks(self.weight_scale)
+    def has_group_scales(self) -> bool:
+        return ops.has_group_scales(self.weight_scale)
 
-    def use_factor_blocks(self) -> None:
-        """Give int8 rows a factor each 32 numbers, before they hold anything."""
-        assert self.weight_scale is not None and self.shape[1] % ops.FACTOR_BLOCK == 0, "int8 rows of blocks"
+    def use_group_scales(self) -> None:
+        """Give int8 rows a scale for each group of 32 elements, before they hold anything."""
+        assert self.weight_scale is not None and self.shape[1] % ops.GROUP_SIZE == 0, "int8 rows of whole groups"
         scale = torch.empty(ops.get_scale_shape(*self.shape, True), dtype=torch.float32, device=self.weight.device)
         self.weight_scale = nn.Parameter(scale, requires_grad=False)
 
     def write_rows(self, tensor: torch.Tensor, first_row: int) -> None:  # [num_rows, size] of any float type
-        """Store rows as int8: the largest magnitude that shares a factor becomes 127."""
+        """Store rows as int8: the largest magnitude that shares a scale becomes 127."""
         assert self.weight_scale is not None, "only int8 rows are rounded here"
         num_rows, size = tensor.shape
-        block = ops.FACTOR_BLOCK if self.has_factor_blocks else size
-        wide = tensor.to(self.weight.device, torch.float32).reshape(num_rows, -1, block)
+        group = ops.GROUP_SIZE if self.has_group_scales else size
+        wide = tensor.to(self.weight.device, torch.float32).reshape(num_rows, -1, group)
         scale = wide.abs().amax(dim=2) / _MAX_INT8
-        # Zeros keep the factor 0; what holds NaN or infinity must not come out finite.
-        factor = torch.where(scale > 0, 1 / scale, torch.zeros_like(scale))
-        rounded = (wide * factor[:, :, None]).round_().nan_to_num_(0.0).clamp_(-_MAX_INT8, _MAX_INT8)
+        # Zeros keep the scale 0; what holds NaN or infinity must not come out finite.
+        inverse = torch.where(scale > 0, 1 / scale, torch.zeros_like(scale))
+        rounded = (wide * inverse[:, :, None]).round_().nan_to_num_(0.0).clamp_(-_MAX_INT8, _MAX_INT8)
         self.write_int8_rows(rounded.view(num_rows, size), scale, first_row)
 
     def write_int8_rows(
         self,
-        numbers: torch.Tensor,  # [num_rows, size], whole numbers from −128 to 127
-        scale: torch.Tensor,  # [num_rows, factors of a row] float32
+        elements: torch.Tensor,  # [num_rows, size], whole numbers from −128 to 127
+        scale: torch.Tensor,  # [num_rows, scales of a row] float32
         first_row: int,
     ) -> None:
         """Store rows that are int8 already."""
-        assert self.weight_scale is not None, "only int8 rows have factors"
-        rows = slice(first_row, first_row + len(numbers))
-        ops.write_int8_rows(self.weight.data, first_row, numbers)
-        if self.has_factor_blocks:
+        assert self.weight_scale is not None, "only int8 rows have scales"
+        rows = slice(first_row, first_row + len(elements))
+        ops.write_int8_rows(self.weight.data, first_row, elements)
+        if self.has_group_scales:
             self.weight_scale.data[:, rows] = scale.t()
         else:
             self.weight_scale.data[rows] = scale[:, 0]
@@ -85,6 +85,4 @@ class Linear(WeightMatrix):
         self.bias = nn.Parameter(torch.empty(num_rows, dtype=types.compute), requires_grad=False) if has_bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # [..., in_features] → [..., out_features] in the compute type
-        if self.compute_dtype == torch.float32 and x.is_cpu:
-            return ops.linear(x, self.weight, self.bias, self.weight_scale)
-        return F.linear(x, self.weight, self.bias)
+        return ops.linear(x, self.weight, self.bias, self.weight_scale)

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from vllm import _custom_ops as ops
+from vllm.ops import api as ops
 
 
 class RMSNorm(nn.Module):

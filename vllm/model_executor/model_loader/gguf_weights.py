@@ -37,7 +37,7 @@ class GgufSource:
     def read_shapes(self) -> dict[str, tuple[int, ...]]:
         return {hf_name: self.gguf.tensors[name].shape for name, hf_name in self.names.items()}
 
-    def choose_factor_blocks(self, slots: Mapping[str, WeightSlot]) -> None:
+    def choose_group_scales(self, slots: Mapping[str, WeightSlot]) -> None:
         """Let int8 matrices of which the file holds all rows as Q8_0 keep its numbers and factors."""
         is_q8_0 = {hf_name: self.gguf.tensors[name].type is GgmlType.Q8_0 for name, hf_name in self.names.items()}
         can_keep: dict[WeightMatrix, bool] = {}
@@ -46,9 +46,9 @@ class GgufSource:
             if isinstance(matrix, WeightMatrix) and matrix.weight_scale is not None and slot.parameter == "weight":
                 can_keep[matrix] = can_keep.get(matrix, True) and is_q8_0.get(hf_name, False)
         for matrix in [matrix for matrix, keeps in can_keep.items() if keeps]:
-            matrix.use_factor_blocks()
+            matrix.use_group_scales()
 
-    def fill_factor_blocks(self, slots: Mapping[str, WeightSlot]) -> set[str]:
+    def fill_group_scales(self, slots: Mapping[str, WeightSlot]) -> set[str]:
         """Write what matrices keep as it is, and return its names."""
         filled = set()
         for name, hf_name in self.names.items():
@@ -56,7 +56,7 @@ class GgufSource:
             if slot is None or slot.parameter != "weight":
                 continue
             matrix = slot.module
-            if isinstance(matrix, WeightMatrix) and matrix.has_factor_blocks:
+            if isinstance(matrix, WeightMatrix) and matrix.has_group_scales:
                 stored = split_q8_0(self.gguf.tensors[name], self.gguf.read_tensor_bytes(name))
                 numbers, scale = (self._undo_turn(name, tensor) for tensor in stored)
                 matrix.write_int8_rows(numbers, scale, slot.first_row)

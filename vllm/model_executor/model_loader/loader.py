@@ -79,13 +79,13 @@ def load_model(vllm_config: VllmConfig, dtype: torch.dtype, device: torch.device
         check_weights(model.get_slots(), source.read_shapes(), source.where, is_tied=config.tie_word_embeddings)
         slots = _name_slots(model, source)
         if isinstance(source, GgufSource):
-            source.choose_factor_blocks(slots)
+            source.choose_group_scales(slots)
         _take_memory(model, device)
         filled: Collection[str] = ()
         if isinstance(source, SafetensorsSource):
             filled = source.fill(_list_memory(slots))
         elif isinstance(source, GgufSource):
-            filled = source.fill_factor_blocks(slots)
+            filled = source.fill_group_scales(slots)
         model.load_weights(source.iterate(skipped=filled))
         return model.eval()
 

@@ -12,7 +12,6 @@ from torch import nn
 
 from vllm.config import AttentionConfig, LayerConfig, MlpConfig, TransformerConfig
 from vllm.exceptions import ModelLoadError
-from vllm.model_executor.layers.activation import ACTIVATIONS, gate_and_multiply
 from vllm.model_executor.layers.embedding import Embedding, compute_float32_product
 from vllm.model_executor.layers.linear import Linear, WeightMatrix
 from vllm.model_executor.layers.norm import RMSNorm
@@ -20,6 +19,7 @@ from vllm.model_executor.layers.rotary import RotaryEmbedding, Rotation
 from vllm.model_executor.models.decoder_stack import DecoderStack
 from vllm.model_executor.number_types import NumberTypes
 from vllm.model_executor.weights import WeightSlot, collect_slots, is_ignored, list_names, to_canonical_name
+from vllm.ops import api as ops
 from vllm.v1.attention import Attention, AttentionBackend, AttentionMetadata, CacheSpec
 
 
@@ -69,10 +69,10 @@ class GatedMlp(nn.Module):
         rows = 2 * config.size if config.is_fused else parts
         self.gate_up_proj = Linear(hidden_size, rows, has_bias=config.bias, types=types)
         self.down_proj = Linear(config.size, hidden_size, has_bias=config.bias, types=types)
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = config.activation
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:  # [num_tokens, hidden_size], the same shape out
-        return self.down_proj(gate_and_multiply(self.gate_up_proj(hidden), self.activation))
+        return self.down_proj(ops.gate_and_multiply(self.gate_up_proj(hidden), self.activation))
 
 
 class DecoderLayer(nn.Module):

@@ -14,13 +14,12 @@ import torch
 from torch import nn
 
 from vllm._ops_decoder import DecoderLayer, DecoderMatrix, DecoderPlan, DecoderShape, DecoderStep, can_run_decoder
-from vllm._ops_library import KV_KINDS
 from vllm.config import AttentionConfig, TransformerConfig
-from vllm.model_executor.layers.activation import ACTIVATIONS, is_silu
 from vllm.model_executor.layers.embedding import Embedding
 from vllm.model_executor.layers.linear import WeightMatrix
 from vllm.model_executor.layers.norm import RMSNorm
 from vllm.model_executor.layers.rotary import RotaryEmbedding
+from vllm.ops import api as ops
 from vllm.v1.attention import AttentionMetadata
 
 # A look touches hundreds of objects that a step's weights have driven out of the cache: 0.2 to 0.5 ms.
@@ -133,7 +132,7 @@ class DecoderStack:
             and all(map(self._is_as_built, modules.layers))
             and len(config.ropes) == 1
             and len({_find_shape(config, layer.attention) for layer in config.layers}) <= 1
-            and all(is_silu(ACTIVATIONS[layer.mlp.activation]) for layer in config.layers)
+            and all(layer.mlp.activation in ops.COMPILED_ACTIVATIONS for layer in config.layers)
             and config.layers
             and config.ropes[0].rotary_dim == config.layers[0].attention.head_dim
         ):
@@ -159,7 +158,7 @@ def _is_plain(module: nn.Module, expected: type[nn.Module] | None) -> bool:
 
 
 def _fit(token_ids: torch.Tensor, kv_caches: Sequence[torch.Tensor], num_layers: int) -> bool:
-    return token_ids.is_cpu and len(kv_caches) == num_layers > 0 and kv_caches[0].dtype in KV_KINDS
+    return token_ids.is_cpu and len(kv_caches) == num_layers > 0 and kv_caches[0].dtype in ops.CACHE_KINDS
 
 
 def _describe_matrix(module: WeightMatrix) -> DecoderMatrix:

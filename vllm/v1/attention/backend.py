@@ -7,9 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from vllm import _custom_ops as ops
 from vllm import host_memory
-from vllm._ops_library import KV_KINDS
+from vllm.ops import api as ops
 from vllm.v1.attention import torch_reference
 from vllm.v1.attention.metadata import AttentionMetadata, advance_attention_metadata, make_attention_metadata
 
@@ -132,7 +131,7 @@ class CpuBackend(TorchReferenceBackend):
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         is_plain = shape.soft_cap is None and sinks is None
-        if not is_plain or kv_cache.dtype not in KV_KINDS or query.dtype != torch.float32:
+        if not is_plain or kv_cache.dtype not in ops.CACHE_KINDS or query.dtype != torch.float32:
             return super().attend(query, kv_cache, attn, shape, sinks)
         return ops.paged_attention(
             query, kv_cache, attn.block_tables, attn.query_starts, attn.seq_lens, shape.scale, shape.sliding_window

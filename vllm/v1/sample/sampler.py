@@ -16,7 +16,7 @@ The order, each step only for the rows that ask:
 import numpy as np
 import torch
 
-from vllm import _custom_ops as ops
+from vllm.ops import api as ops
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput, Scores, WideRows
 from vllm.v1.sample.logits_processor import apply_edits
 from vllm.v1.sample.metadata import SamplingMetadata, ScoredSpan

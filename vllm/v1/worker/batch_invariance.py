@@ -7,16 +7,15 @@ with weights, which have kernels for few rows and for many, agree on this machin
 
 import torch
 
-from vllm import _custom_ops as ops
 from vllm.exceptions import VLLMUnsupportedError
-from vllm.model_executor.layers.activation import ACTIVATIONS, is_silu
 from vllm.model_executor.layers.embedding import Embedding
 from vllm.model_executor.layers.linear import WeightMatrix
 from vllm.model_executor.models.interface import CausalLM
+from vllm.ops import api as ops
 
 # Rows of one product that must agree: every kernel for few rows, the largest of those, panels whole and in part, many.
 _ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 33, 48, 49, 64, 150, 192, 260)
-_MAX_COLUMNS = 6 * ops.ROW_GROUP  # of each product that is tried, so that a look takes milliseconds
+_MAX_COLUMNS = 6 * ops.INTERLEAVED_ROWS  # of each product that is tried, so that a look takes milliseconds
 
 
 def check_batch_invariant(model: CausalLM, device: torch.device) -> None:
@@ -32,7 +31,7 @@ def check_batch_invariant(model: CausalLM, device: torch.device) -> None:
     if model.dtype != torch.float32:
         _refuse(f"it computes in float32; the model computes in {model.dtype} (dtype='float32' or 'bfloat16')")
     for activation in dict.fromkeys(layer.mlp.activation for layer in model.config.layers):
-        if not is_silu(ACTIVATIONS[activation]):
+        if activation not in ops.COMPILED_ACTIVATIONS:
             _refuse(f"it has no kernel for the model's activation, {activation}; silu has one")
     for name, matrix in _choose_matrices(model).items():
         if (num_rows := find_dependence_on_rows(matrix)) is not None:
@@ -47,7 +46,7 @@ def find_dependence_on_rows(matrix: WeightMatrix) -> int | None:
     """Return the first number of rows whose product with `matrix` has other bits than the same rows among many."""
     weight, scale = matrix.weight[:_MAX_COLUMNS], None
     if matrix.weight_scale is not None:
-        weight = matrix.weight[: _MAX_COLUMNS // ops.ROW_GROUP]
+        weight = matrix.weight[: _MAX_COLUMNS // ops.INTERLEAVED_ROWS]
         scale = matrix.weight_scale[..., :_MAX_COLUMNS].contiguous()
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(max(_ROW_COUNTS), matrix.shape[1], generator=generator)
@@ -65,7 +64,7 @@ def _choose_matrices(model: CausalLM) -> dict[str, WeightMatrix]:
     by_shape: dict[tuple[object, ...], tuple[str, WeightMatrix]] = {}
     for name, module in model.named_modules():
         if isinstance(module, WeightMatrix) and (module is model.head or not isinstance(module, Embedding)):
-            by_shape.setdefault((*module.shape, module.has_factor_blocks), (name, module))
+            by_shape.setdefault((*module.shape, module.has_group_scales), (name, module))
     return dict(by_shape.values())
 
 

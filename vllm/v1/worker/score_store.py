@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from vllm import _custom_ops as ops
+from vllm.ops import api as ops
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.block_table import BlockTable
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from vllm import _custom_ops as ops
+from vllm.ops import api as ops
 from vllm.v1.outputs import LogprobsTensors, Scores, WideRows
 
 # Rows with more alternatives leave as blocks of their own: one such row must not widen the rectangle for all others.

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from vllm import _custom_ops as ops
+from vllm.ops import api as ops
 
 
 def to_seed_bits(seed: int) -> int:

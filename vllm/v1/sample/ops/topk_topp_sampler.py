@@ -2,13 +2,13 @@
 
 What stays is always a prefix of the row's falling order (logit before temperature, ties by token id, lowest first),
 so equal filters keep equal tokens whatever the temperature rounds together. The rule to the last bit:
-`vllm._custom_ops.filter_rows`.
+`vllm.ops.api.filter_rows`.
 """
 
 import numpy as np
 import torch
 
-from vllm import _custom_ops as ops
+from vllm.ops import api as ops
 
 
 def apply_filters(

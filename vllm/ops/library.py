@@ -15,11 +15,11 @@ from vllm.logger import init_logger, log_once
 
 logger = init_logger(__name__)
 
-_LIBRARY_PATH = pathlib.Path(__file__).with_name("_C_cpu.so")
+_LIBRARY_PATH = pathlib.Path(__file__).parents[1] / "_C_cpu.so"
 _ABI_VERSION = 8
 _POINTER, _SIZE, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
-# What a KV cache may hold, by the number that the library calls it.
-KV_KINDS = {torch.float32: 0, torch.bfloat16: 1}
+# What a KV cache may hold → the library's code for it.
+CACHE_KINDS = {torch.float32: 0, torch.bfloat16: 1}
 _MATRIX = [_POINTER, _SIZE, _SIZE, _SIZE]  # data, row stride, rows, columns
 _SIGNATURES = {
     "vllm_score_rows": [*_MATRIX, _POINTER, _POINTER, _INT, _INT, _INT, *[_POINTER] * 5],
