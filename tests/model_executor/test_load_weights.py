@@ -9,9 +9,9 @@ import torch
 from tests.model_executor.runner import PagedRunner, compute_reference_logits, load
 from tests.tiny_models import load_tiny_reference, write_tiny_model
 from vllm.exceptions import ModelLoadError
-from vllm.model_executor.layers import embedding
 from vllm.model_executor.models.decoder import DecoderForCausalLM
 from vllm.model_executor.models.registry import ModelRegistry
+from vllm.ops import torch_reference
 
 IDS = [5, 9, 300, 44, 501, 12, 7]
 ARCHITECTURES = ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
@@ -128,9 +128,9 @@ def test_unknown_names_and_wrong_shapes_are_refused_by_name(tmp_path: pathlib.Pa
 
 
 def test_logits_go_into_the_given_workspace(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedding, "_MAX_WIDENED_NUMBERS", 48 * 100)  # several pieces of vocabulary
+    monkeypatch.setattr(torch_reference, "_MAX_WIDENED_ELEMENTS", 48 * 100)  # several pieces of vocabulary
     folder = write_tiny_model(tmp_path, tokenizer=False)
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
         model = load(folder, dtype=dtype)
         hidden = torch.randn(7, 48, generator=torch.Generator().manual_seed(0)).to(dtype)
         workspace = torch.full((10, 512), float("nan"))
