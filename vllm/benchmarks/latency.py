@@ -7,11 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vllm.benchmarks.offline import add_engine_flags, check_at_least, make_engine_args, write_json
+from vllm.benchmarks.offline import add_engine_flags, check_at_least, make_engine_args, make_params, write_json
 from vllm.entrypoints.llm import LLM
 from vllm.exceptions import VLLMUnsupportedError
 from vllm.inputs import TokensPrompt
-from vllm.sampling_params import SamplingParams
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 
@@ -36,15 +35,7 @@ def run(args: argparse.Namespace) -> int:
     check_at_least(args, input_len=1, output_len=1, batch_size=1, num_iters_warmup=0, num_iters=1, n=1)
     if args.use_beam_search:
         raise VLLMUnsupportedError("--use-beam-search is not supported; --n draws several choices")
-    params = SamplingParams(
-        n=args.n,
-        temperature=1.0,
-        ignore_eos=True,
-        max_tokens=args.output_len,
-        logprobs=args.logprobs,
-        prompt_logprobs=args.prompt_logprobs,
-        detokenize=not args.disable_detokenize,
-    )
+    params = make_params(args, args.output_len)
     rng = np.random.default_rng(getattr(args, "seed", 0))
     with LLM.from_engine_args(make_engine_args(args)) as llm:
         vocab_size = llm.model_config.vocab_size

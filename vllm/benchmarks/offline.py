@@ -8,6 +8,7 @@ from typing import Any
 
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +27,20 @@ def make_engine_args(args: argparse.Namespace, kind: type[EngineArgs] = EngineAr
     if not hasattr(args, "max_logprobs"):
         engine_args.max_logprobs = -1
     return engine_args
+
+
+def make_params(args: argparse.Namespace, max_tokens: int | None) -> SamplingParams:
+    """Return the params of a request that generates all of its tokens."""
+    return SamplingParams(
+        n=args.n,
+        temperature=1.0,
+        ignore_eos=True,
+        max_tokens=max_tokens,
+        logprobs=args.logprobs,
+        prompt_logprobs=args.prompt_logprobs,
+        detokenize=not args.disable_detokenize,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
 
 
 def check_at_least(args: argparse.Namespace, **lowest: int) -> None:

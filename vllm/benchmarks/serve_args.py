@@ -1,13 +1,13 @@
 """The flags of `vllm bench serve`."""
 
 import argparse
-import json
 from collections.abc import Sequence
-from typing import Any
 
 from vllm.benchmarks.arrivals import RAMP_UP_STRATEGIES, check_rates
 from vllm.benchmarks.backends import CHAT, ENDPOINTS
 from vllm.benchmarks.datasets import add_dataset_flags, check_dataset_flags
+from vllm.benchmarks.offline import check_at_least
+from vllm.engine.cli_args import read_json_object
 from vllm.exceptions import VLLMValidationError
 
 # flag → the type of its value; each goes into the request's body as it is
@@ -41,15 +41,7 @@ def check_serve_flags(args: argparse.Namespace) -> None:
     check_rates(
         args.request_rate, args.burstiness, (args.ramp_up_strategy, args.ramp_up_start_rps, args.ramp_up_end_rps)
     )
-    for name, lowest in (
-        ("max_concurrency", 1),
-        ("num_warmups", 0),
-        ("ready_check_timeout_sec", 0),
-        ("logprobs", 0),
-    ):
-        value = getattr(args, name)
-        if value is not None and value < lowest:
-            raise VLLMValidationError(f"--{name.replace('_', '-')} must be at least {lowest}; got {value}")
+    check_at_least(args, max_concurrency=1, num_warmups=0, ready_check_timeout_sec=0, logprobs=0)
     endpoint = args.endpoint or ENDPOINTS[args.backend]
     if endpoint.endswith("/chat/completions") != args.backend.endswith("-chat"):
         raise VLLMValidationError(
@@ -72,16 +64,6 @@ def read_pairs(flag: str, pairs: Sequence[str]) -> dict[str, str]:
             raise VLLMValidationError(f"{flag} takes KEY=VALUE; got {pair!r}")
         found[key] = value
     return found
-
-
-def _read_json_object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError("not a JSON object")
-    return value
-
-
-_read_json_object.__name__ = "JSON object"  # argparse shows it in its error line
 
 
 def _add_server_flags(parser: argparse.ArgumentParser) -> None:
@@ -117,7 +99,7 @@ def _add_request_flags(parser: argparse.ArgumentParser) -> None:
     for name, kind in SAMPLING_FLAGS.items():
         group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper())
     group.add_argument(
-        "--extra-body", type=_read_json_object, default={}, metavar="JSON", help="fields laid over each body"
+        "--extra-body", type=read_json_object, default={}, metavar="JSON", help="fields laid over each body"
     )
     group.add_argument("--request-id-prefix", metavar="TEXT", help="of the x-request-id header (default: a random one)")
 

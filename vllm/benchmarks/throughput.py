@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 
 from vllm.benchmarks.datasets import SampleRequest, add_dataset_flags, check_dataset_flags, make_requests
-from vllm.benchmarks.offline import add_engine_flags, check_at_least, make_engine_args, write_json
+from vllm.benchmarks.offline import add_engine_flags, check_at_least, make_engine_args, make_params, write_json
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.llm import LLM
 from vllm.inputs import TextPrompt, TokensPrompt
 from vllm.outputs import RequestOutput
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import Tokenizer
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -56,19 +56,7 @@ def run(args: argparse.Namespace) -> int:
 def _prepare(args: argparse.Namespace, tokenizer: Tokenizer | None) -> tuple[list[_Prompt], list[SamplingParams]]:
     is_chat = args.backend == "vllm-chat"
     requests = make_requests(args, tokenizer, seed=getattr(args, "seed", 0), as_token_ids=not is_chat)
-    params = [
-        SamplingParams(
-            n=args.n,
-            temperature=1.0,
-            ignore_eos=True,
-            max_tokens=request.output_len,
-            logprobs=args.logprobs,
-            prompt_logprobs=args.prompt_logprobs,
-            detokenize=not args.disable_detokenize,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-        for request in requests
-    ]
+    params = [make_params(args, request.output_len) for request in requests]
     return [_make_prompt(request, tokenizer if is_chat else None) for request in requests], params
 
 

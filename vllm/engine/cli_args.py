@@ -19,14 +19,15 @@ def _first_plain_type(annotation: Any) -> type:
     return str
 
 
-def _read_json_object(text: str) -> dict[str, Any]:
+def read_json_object(text: str) -> dict[str, Any]:
+    """Return the value of a flag that takes a JSON object."""
     value = json.loads(text)
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     return value
 
 
-_read_json_object.__name__ = "JSON object"  # argparse shows it in its error line
+read_json_object.__name__ = "JSON object"  # argparse shows it in its error line
 
 
 def add_cli_args(
@@ -51,7 +52,7 @@ def add_cli_args(
         if plain is bool:
             group.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
             continue
-        options["type"] = _read_json_object if plain is dict else plain
+        options["type"] = read_json_object if plain is dict else plain
         if field.metadata.get("choices"):
             options["choices"] = field.metadata["choices"]
         else:
