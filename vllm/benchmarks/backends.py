@@ -23,7 +23,7 @@ class RequestResult:
     prompt_len: int
     started_at: float = 0.0
     first_at: float = 0.0  # the first token's event; 0: none came
-    last_at: float = 0.0  # the last token's event, or what told of the end
+    last_at: float = 0.0  # the last token's event, or the event of the end
     itls: list[float] = field(default_factory=list)  # gaps between the events of one choice
     token_times: list[float] = field(default_factory=list)
     num_choices: int = 0
@@ -120,13 +120,13 @@ class StreamTimer:
 
     def _on_choice(self, choice: _Choice, arrived_at: float) -> None:
         result = self._result
-        text, only_tells_role = choice.text or "", False
+        text, has_only_role = choice.text or "", False
         if choice.delta is not None:
             delta = choice.delta
             text = delta.content or delta.reasoning or delta.reasoning_content or ""
-            only_tells_role = delta.role is not None and not text
+            has_only_role = delta.role is not None and not text
         ends = choice.finish_reason is not None
-        if only_tells_role and not ends:
+        if has_only_role and not ends:
             return
         previous = self._previous.get(choice.index)
         result.last_at = arrived_at
@@ -144,17 +144,17 @@ class StreamTimer:
         self._texts.append(text)
 
     def finish(self, count_tokens: Any = None) -> None:
-        """Complete the result; `count_tokens(text)` helps where the server does not tell how many there were."""
+        """Complete the result; `count_tokens(text)` is used where the server does not report how many there were."""
         result = self._result
         result.text = "".join(self._texts)
         result.num_choices = len(self._previous)
-        told = self._usage.completion_tokens if self._usage is not None else None
+        num_reported = self._usage.completion_tokens if self._usage is not None else None
         for arrived_at, gap in self._empty_ends:
-            if told is not None and told > len(result.token_times):
+            if num_reported is not None and num_reported > len(result.token_times):
                 result.itls.append(gap)
                 result.token_times.append(arrived_at)
-        if told is not None:
-            result.output_len = told
+        if num_reported is not None:
+            result.output_len = num_reported
         elif count_tokens is not None:
             result.output_len = count_tokens(result.text)
         else:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vllm.benchmarks.offline import check_at_least
+from vllm.engine.cli_args import check_at_least
 from vllm.exceptions import VLLMValidationError
 from vllm.tokenizers import Tokenizer
 
@@ -78,13 +78,10 @@ def check_dataset_flags(args: argparse.Namespace) -> None:
     Raises:
         VLLMValidationError: it names the flag.
     """
-    if args.num_prompts < 1:
-        raise VLLMValidationError(f"--num-prompts must be at least 1; got {args.num_prompts}")
     if not 0 <= args.random_range_ratio < 1:
         raise VLLMValidationError(f"--random-range-ratio must be at least 0 and below 1; got {args.random_range_ratio}")
-    lengths = {"input_len": 1, "random_input_len": 1, "random_prefix_len": 0}
-    lengths |= {"output_len": 1, "random_output_len": 1, "sharegpt_output_len": 1}
-    check_at_least(args, **lengths)
+    check_at_least(args, num_prompts=1, input_len=1, random_input_len=1, random_prefix_len=0)
+    check_at_least(args, output_len=1, random_output_len=1, sharegpt_output_len=1)
     if args.dataset_name != "random" and not args.dataset_path:
         raise VLLMValidationError(f"--dataset-name {args.dataset_name} needs --dataset-path FILE")
     if args.dataset_name == "random" and args.dataset_path:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vllm.benchmarks.offline import add_engine_flags, check_at_least, make_engine_args, make_params, write_json
+from vllm.benchmarks.offline import add_engine_flags, make_engine_args, make_params, write_json
+from vllm.engine.cli_args import check_at_least
 from vllm.entrypoints.llm import LLM
 from vllm.exceptions import VLLMUnsupportedError
 from vllm.inputs import TokensPrompt
@@ -55,12 +56,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _time_all(time_once: Callable[[], float], num_warmups: int, num_iters: int, is_quiet: bool) -> list[float]:
+def _time_all(time_once: Callable[[], float], num_warmups: int, num_iters: int, hides_bar: bool) -> list[float]:
     from tqdm import tqdm
 
-    for _ in tqdm(range(num_warmups), desc="warm-up", disable=is_quiet, file=sys.stderr):
+    for _ in tqdm(range(num_warmups), desc="warm-up", disable=hides_bar, file=sys.stderr):
         time_once()
-    return [time_once() for _ in tqdm(range(num_iters), desc="measured", disable=is_quiet, file=sys.stderr)]
+    return [time_once() for _ in tqdm(range(num_iters), desc="measured", disable=hides_bar, file=sys.stderr)]
 
 
 def _report(args: argparse.Namespace, latencies: list[float]) -> None:

@@ -43,18 +43,6 @@ def make_params(args: argparse.Namespace, max_tokens: int | None) -> SamplingPar
     )
 
 
-def check_at_least(args: argparse.Namespace, **lowest: int) -> None:
-    """Raise for a flag below its lowest value.
-
-    Raises:
-        VLLMValidationError: it names the flag.
-    """
-    for name, low in lowest.items():
-        value = getattr(args, name)
-        if value is not None and value < low:
-            raise VLLMValidationError(f"--{name.replace('_', '-')} must be at least {low}; got {value}")
-
-
 def write_json(path: pathlib.Path | None, figures: Mapping[str, Any]) -> None:
     """Write the figures, where a file was asked for.
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from vllm.benchmarks.arrivals import RAMP_UP_STRATEGIES, check_rates
 from vllm.benchmarks.backends import CHAT, ENDPOINTS
 from vllm.benchmarks.datasets import add_dataset_flags, check_dataset_flags
-from vllm.benchmarks.offline import check_at_least
-from vllm.engine.cli_args import read_json_object
+from vllm.engine.cli_args import check_at_least, read_json_object
 from vllm.exceptions import VLLMValidationError
 
 # flag → the type of its value; each goes into the request's body as it is

@@ -114,7 +114,7 @@ def check_result_path(args: argparse.Namespace) -> None:
     """Raise before the run for a folder that can't hold its result.
 
     Raises:
-        VLLMValidationError: it can't be made.
+        VLLMValidationError: it can't be created.
     """
     folder = pathlib.Path(args.result_dir or ".")
     try:

@@ -6,8 +6,9 @@ import time
 from collections.abc import Sequence
 
 from vllm.benchmarks.datasets import SampleRequest, add_dataset_flags, check_dataset_flags, make_requests
-from vllm.benchmarks.offline import add_engine_flags, check_at_least, make_engine_args, make_params, write_json
+from vllm.benchmarks.offline import add_engine_flags, make_engine_args, make_params, write_json
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.engine.cli_args import check_at_least
 from vllm.entrypoints.llm import LLM
 from vllm.inputs import TextPrompt, TokensPrompt
 from vllm.outputs import RequestOutput

@@ -5,7 +5,7 @@ engine has 5 s to start), maps every field to numpy views, and does not look for
 
     magic "GGUF" · version u32 · tensor count u64 · pair count u64 · pairs · tensor table · padding · tensor data
 
-Everything is little-endian. Each count is held against the bytes that are left before it is believed, so a damaged
+Everything is little-endian. Each count is compared with the bytes that are left before it is used, so a damaged
 file can't make this reader allocate more than the file's own size.
 """
 
@@ -34,7 +34,7 @@ _MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
 
 
 class GgmlType(enum.IntEnum):
-    """How a tensor's numbers are stored; the value is the number in the file."""
+    """How a tensor's elements are stored; the value is the number in the file."""
 
     F32 = 0
     F16 = 1
@@ -70,7 +70,7 @@ class GgmlType(enum.IntEnum):
     MXFP4 = 39
 
 
-# Type → (numbers a block, bytes a block).
+# Type → (elements a block, bytes a block).
 BLOCK_SIZES: dict[GgmlType, tuple[int, int]] = {
     GgmlType.F32: (1, 4),
     GgmlType.F16: (1, 2),
@@ -172,7 +172,7 @@ def _open_cached(path: str, mtime_ns: int, size: int) -> GgufFile:
 
 
 class _Parser:
-    """Walks the header from front to back; `position` never passes `end`."""
+    """Reads the header from front to back; `position` never passes `end`."""
 
     def __init__(self, path: pathlib.Path, data: mmap.mmap) -> None:
         self.path = path
@@ -256,7 +256,7 @@ class _Parser:
                 )
             previous = tensor
 
-    # ---- the pieces that a header is made of
+    # ---- the parts of a header
 
     def _take_value(self, key: str, kind: int, depth: int) -> Any:
         if kind in _NUMBER_TYPES:

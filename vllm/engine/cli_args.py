@@ -8,6 +8,8 @@ import typing
 from collections.abc import Collection
 from typing import Any
 
+from vllm.exceptions import VLLMValidationError
+
 
 def _first_plain_type(annotation: Any) -> type:
     """Return the first of bool, int, float, dict and str that `annotation` allows; str for anything else."""
@@ -59,6 +61,18 @@ def add_cli_args(
             options["metavar"] = plain.__name__.upper()
         group.add_argument(flag, **options)
     return parser
+
+
+def check_at_least(args: argparse.Namespace, **lowest: int) -> None:
+    """Raise for a flag below its lowest value.
+
+    Raises:
+        VLLMValidationError: it names the flag.
+    """
+    for name, low in lowest.items():
+        value = getattr(args, name)
+        if value is not None and value < low:
+            raise VLLMValidationError(f"--{name.replace('_', '-')} must be at least {low}; got {value}")
 
 
 def with_dashes(argv: list[str]) -> list[str]:

@@ -1,6 +1,6 @@
 """Engine arguments that clients pass and this engine does not serve: which of their values ask for nothing.
 
-A neutral value passes in silence; any other is refused by name, so that nobody believes in a feature that is not there.
+A neutral value passes in silence; any other is refused by name.
 """
 
 from collections.abc import Mapping

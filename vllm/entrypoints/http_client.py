@@ -1,7 +1,7 @@
 """A small HTTP/1.1 client for an event loop, which stamps each piece of an answer with the time it arrived.
 
-A piece is handed on from within the socket's callback, so that nothing but the loop itself stands between the network
-and the stamp: `vllm bench serve` measures with it.
+A piece goes to its reader inside the socket's callback, so that its time is late by the event loop's own delay alone:
+`vllm bench serve` measures with it.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _MAX_SHOWN_BODY = 300  # characters of a refusal that names no reason of its own
 
 
 class HttpError(VLLMError):
-    """There is no answer: nobody listens, or the connection broke."""
+    """There is no answer: the address refuses connections, or the connection broke."""
 
 
 @dataclass(slots=True)
@@ -208,7 +208,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._arrived_at = time.perf_counter()
-        if self._done is None or self._done.done():  # nobody asked
+        if self._done is None or self._done.done():  # an answer without a request
             self.abort()
             return
         try:
@@ -262,7 +262,7 @@ class _Connection(asyncio.Protocol):
 
 
 class EventReader:
-    """Reads server-sent events from pieces of any size, and hands on the data of each with its time."""
+    """Reads server-sent events from pieces of any size, and gives the data of each to its reader with its time."""
 
     def __init__(self, on_event: OnData) -> None:
         self._on_event = on_event

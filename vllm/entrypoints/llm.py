@@ -147,7 +147,7 @@ class LLM(ScoringMethods):
         priority: int | Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[str]:
-        """Let prompts in without waiting and return their request ids; `wait_for_completion` brings the answers."""
+        """Enqueue prompts and return their request ids without waiting; `wait_for_completion` returns the answers."""
         request_ids: list[str] = []
         parsed = parse_prompts(prompts)
         with InterruptGuard() as guard, self._aborting_on_error(request_ids):
@@ -197,7 +197,7 @@ class LLM(ScoringMethods):
         tokenization_kwargs: Mapping[str, Any] | None,
         guard: InterruptGuard,
     ) -> None:
-        """Let all prompts in; `request_ids` grows as they are, so that whoever called can end them."""
+        """Enqueue all prompts; each id is added to `request_ids`, so that the caller can abort them."""
         refuse_lora(lora_request)
         for name, given in (("lora_request", lora_request), ("params", params), ("priority", priority)):
             if isinstance(given, Sequence) and len(given) != len(prompts):
@@ -291,7 +291,7 @@ class LLM(ScoringMethods):
     # ------------------------------------------------------------ control
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget all cached prefixes, for example after new weights were handed over."""
+        """Forget all cached prefixes, for example after new weights were loaded."""
         return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
@@ -329,7 +329,7 @@ class LLM(ScoringMethods):
     def __del__(self) -> None:
         engine = getattr(self, "llm_engine", None)  # absent when the start failed
         if engine is not None:
-            with contextlib.suppress(Exception):  # at the interpreter's end half of it may be gone
+            with contextlib.suppress(Exception):  # at the interpreter's end parts of it may be deleted
                 engine.shutdown()
 
     # ------------------------------------------------------------ not served

@@ -17,13 +17,13 @@ def get_tokenizer(
 ) -> Any:
     """Return transformers' tokenizer of a folder, a hub id or a .gguf file.
 
-    Of a .gguf file it is made from the engine's own tokenizer, so that both give the same ids: transformers' reader
+    Of a .gguf file it wraps the engine's own tokenizer, so that both give the same ids: transformers' reader
     leaves out some of what the file says (digits of "smollm", add_bos_token, add_space_prefix). `kwargs` go to
     transformers. Raises ModelLoadError when nothing is there.
     """
     check_mode(tokenizer_mode)
     path = find_tokenizer_path(name, revision)
-    from transformers import AutoTokenizer  # seconds, and only who asks for the object pays them
+    from transformers import AutoTokenizer  # takes seconds, and few callers need it
 
     if path.is_file() and path.name != "tokenizer.json":
         return make_hf_tokenizer(load_tokenizer(path), **kwargs)
@@ -37,6 +37,6 @@ def make_hf_tokenizer(tokenizer: Tokenizer, **kwargs: Any) -> Any:
 
     roles = {role: token.content for role, token in tokenizer.settings.special_tokens.items()}
     given = {**roles, "clean_up_tokenization_spaces": False, "name_or_path": tokenizer.name, **kwargs}
-    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend, **given)
-    made.chat_template = tokenizer.chat_template
-    return made
+    wrapper = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend, **given)
+    wrapper.chat_template = tokenizer.chat_template
+    return wrapper

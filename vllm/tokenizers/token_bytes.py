@@ -42,7 +42,7 @@ class ShownTokens:
     """How tokens show in a text, with special tokens skipped or not.
 
     `bytes_of[id]` holds what the token adds to a text, `text_of[id]` the same as a string where it is made of whole
-    characters, else None. Both are lazy: a token is worked out when it is first seen.
+    characters, else None. Both are lazy: a token is decoded when it is first seen.
     """
 
     __slots__ = ("bytes_of", "strips_leading_space", "text_of", "token_bytes")
@@ -62,7 +62,7 @@ class ShownTokens:
     def pending_bytes(self, token_ids: Sequence[int], end: int | None = None, earlier: bytes = b"") -> bytes:
         """Return the bytes of an incomplete character that the first `end` tokens end with.
 
-        UTF-8 finds its place by itself: the last three bytes decide. `earlier` is what was pending before the first.
+        UTF-8 is self-synchronising: the last three bytes decide. `earlier` is what was pending before the first.
         """
         position = len(token_ids) if end is None else end
         tail = b""
@@ -81,7 +81,7 @@ class TokenBytes:
 
     Byte-level characters, ▁ and <0xNN> tokens are translated as the tokenizer's decoder does it; a special token is its
     name; an id that the tokenizer doesn't know is empty. A token's bytes may be a part of a character. Nothing is
-    computed at start-up: a token is worked out when it is first asked for.
+    computed at start-up: a token is decoded when it is first asked for.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:

@@ -32,7 +32,7 @@ class Tokenizer:
     """Text to token ids and back, without torch or transformers.
 
     `decode` is the library's own; incremental text comes from `token_bytes` (see vllm/v1/engine/detokenizer.py).
-    Safe to use from several threads once made.
+    Safe to use from several threads once constructed.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, settings: TokenizerSettings, name: str = "") -> None:
@@ -93,7 +93,7 @@ class Tokenizer:
     # ------------------------------------------------------------ text
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text, with the tokens that the model puts around every text unless told not to."""
+        """Return the token ids of a text; `add_special_tokens` adds those that the model puts around every text."""
         return self.backend.encode(_encodable(text), add_special_tokens=add_special_tokens).ids
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:

@@ -10,7 +10,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give `parser` the flags of this sub-command."""
     parser.usage = "%(prog)s [--url URL | --model MODEL] [flags]; --help lists them"
     add_dialogue_flags(parser)
-    parser.add_argument("--system-prompt", metavar="TEXT", help="what the model is told before the conversation")
+    parser.add_argument("--system-prompt", metavar="TEXT", help="the system message before the conversation")
 
 
 def run(args: argparse.Namespace) -> int:

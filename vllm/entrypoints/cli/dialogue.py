@@ -116,7 +116,7 @@ class Dialogue:
         self._console.print(printable(text), style="dim")
 
     def close(self) -> None:
-        """Let the server or the engine go."""
+        """Close the connections, or end the engine."""
         if self._sender is not None:
             self._runner.run(self._sender.close())
             self._sender = None
@@ -180,7 +180,7 @@ def read_lines(is_typed: bool) -> Iterator[str]:
 async def _find_model(sender: Sender, prefix: str) -> str:
     answer = await sender.send("GET", f"{prefix}/models")
     if not answer.is_ok:
-        raise VLLMValidationError(f"the server does not tell its models: {answer.describe_refusal()}")
+        raise VLLMValidationError(f"the server does not list its models: {answer.describe_refusal()}")
     try:
         return str(msgspec.json.decode(answer.body)["data"][0]["id"])
     except (msgspec.DecodeError, LookupError, TypeError):

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     engine_args = EngineArgs.from_cli_args(args)
     engine_args.disable_log_stats = True
     if not hasattr(args, "max_logprobs"):
-        engine_args.max_logprobs = -1  # the cap protects servers; here the asker pays
+        engine_args.max_logprobs = -1  # the cap protects servers
     given = {
         name.removeprefix("sampling_"): value
         for name, value in vars(args).items()

@@ -40,7 +40,7 @@ class LocalServer:
         async def receive() -> dict[str, Any]:
             for message in requests:
                 return message
-            await has_left.wait()  # nobody leaves: who stops waiting for the answer cancels it
+            await has_left.wait()  # there is no client to disconnect: a caller that stops waiting cancels the answer
             return {"type": "http.disconnect"}
 
         async def send(message: Any) -> None:

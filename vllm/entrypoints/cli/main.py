@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         return fail(str(error), status=1)
     except KeyboardInterrupt:
         return fail("interrupted", status=130)
-    except BrokenPipeError:  # the reader of our output, such as head, has left
+    except BrokenPipeError:  # the reader of our output, such as head, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, TextIO
 import msgspec
 import uvloop
 
+from vllm.engine.cli_args import check_at_least
 from vllm.entrypoints.cli.local_args import add_local_flags
 from vllm.entrypoints.cli.local_server import LocalServer
 from vllm.entrypoints.http_client import Sender
@@ -39,17 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the sub-command and return its exit status: 0 also where single requests were refused, as the file tells."""
-    if args.max_concurrency < 1:
-        raise VLLMValidationError(f"--max-concurrency must be at least 1; got {args.max_concurrency}")
+    """Run the sub-command and return its exit status: 0 also where single requests were refused (see the file)."""
+    check_at_least(args, max_concurrency=1)
     lines = read_lines(args.input_file)
-    _open_output(args.output_file, "a").close()  # a bad path is known before the model loads, and nothing lost by it
+    _open_output(args.output_file, "a").close()  # refused before the model loads, and not truncated
     server = LocalServer(args)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             with _open_output(args.output_file, "w") as out:
                 failed = runner.run(
-                    _write_answers(server, lines, out, args.max_concurrency, is_quiet=args.disable_tqdm)
+                    _write_answers(server, lines, out, args.max_concurrency, hides_bar=args.disable_tqdm)
                 )
         finally:
             runner.run(server.close())
@@ -83,13 +83,13 @@ def _open_output(name: str, mode: Literal["a", "w"]) -> TextIO:
 
 
 async def _write_answers(
-    server: Sender, lines: Sequence[bytes], out: TextIO, max_concurrency: int, *, is_quiet: bool
+    server: Sender, lines: Sequence[bytes], out: TextIO, max_concurrency: int, *, hides_bar: bool
 ) -> int:
     """Write each answer when it and all before it are there; return how many requests failed."""
     from tqdm import tqdm
 
     failed = 0
-    with tqdm(total=len(lines), unit="req", disable=is_quiet, file=sys.stderr) as bar:
+    with tqdm(total=len(lines), unit="req", disable=hides_bar, file=sys.stderr) as bar:
         async for answer in answer_all(server, lines, max_concurrency):
             failed += answer["error"] is not None or answer["response"]["status_code"] != 200
             out.write(_encode(answer).decode() + "\n")

@@ -11,6 +11,7 @@ import msgspec
 from tqdm import tqdm
 
 from vllm.engine.arg_utils import EngineArgs
+from vllm.engine.cli_args import check_at_least
 from vllm.entrypoints.llm import LLM
 from vllm.entrypoints.scoring.items import JSONL, LINES, WHOLE, SourceLine, find_kind, open_source, read_lines
 from vllm.entrypoints.scoring.journal import Journal
@@ -61,17 +62,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the sub-command and return its exit status: 0 also where lines were skipped, as the file tells."""
-    if args.batch_size < 1:
-        raise VLLMValidationError(f"--batch-size must be at least 1; got {args.batch_size}")
-    if args.top_k < 0:
-        raise VLLMValidationError(f"--top-k must be at least 0; got {args.top_k}")
+    """Run the sub-command and return its exit status: 0 also where lines were skipped, as the file reports."""
+    check_at_least(args, batch_size=1, top_k=0)
     kind = find_kind(args.file, args.format)
     with contextlib.closing(open_source(args.file)) as stream:
         engine_args = EngineArgs.from_cli_args(args)
         engine_args.disable_log_stats = True
         if not hasattr(args, "max_logprobs"):
-            engine_args.max_logprobs = -1  # the cap protects servers; here the asker pays
+            engine_args.max_logprobs = -1  # the cap protects servers
         with LLM.from_engine_args(engine_args) as llm:
             window, stride = check_window(args.window, args.stride, llm.model_config.max_model_len)
             settings = {

@@ -26,7 +26,7 @@ def run_subcommand(name: str, subcommand: Subcommand, argv: list[str]) -> int:
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace | int:
-    """Return the parsed arguments, or the exit status where argparse has had the last word."""
+    """Return the parsed arguments, or the exit status where argparse ended the command."""
     try:
         args, unknown = parser.parse_known_args(argv)
     except SystemExit as leave:

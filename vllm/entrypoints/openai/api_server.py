@@ -47,8 +47,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 logger = logging.getLogger(__name__)
 
 _WATCH_INTERVAL_S = 0.2
-_DEATH_GRACE_S = 3.0  # how long a server whose engine died still answers 503, so that a balancer sees it
-_LAST_WORDS_S = 2.0  # after the time for running requests: for telling those that did not end in it
+_DEATH_GRACE_S = 3.0  # how long a server whose engine died still answers 503, so that a load balancer notices
+_ERRORS_S = 2.0  # after the time for running requests: for the errors of those that did not end in it
 ENGINE_DIED = 1
 
 
@@ -113,7 +113,7 @@ def run_server(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _ending_at_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the process and its core while a model loads: the loop that will hear it is not there yet."""
+    """Let SIGTERM end the process and its core while a model loads: the loop that will handle it does not run yet."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -152,7 +152,7 @@ def bind_unix_listener(path: str) -> socket.socket:
     """Return a socket at `path`; one that a server before left behind is taken over.
 
     Raises:
-        VLLMValidationError: the path can't be taken, or somebody listens there.
+        VLLMValidationError: the path can't be taken, or another process listens there.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -211,7 +211,7 @@ class Server(uvicorn.Server):
         Shutting the engine down answers what still runs with an error, so that nothing is left to cancel.
         """
         self._state.stop_reason = reason
-        seconds = 0.0 if self.should_exit else (self.config.timeout_graceful_shutdown or 0) - _LAST_WORDS_S
+        seconds = 0.0 if self.should_exit else (self.config.timeout_graceful_shutdown or 0) - _ERRORS_S
         asyncio.get_running_loop().call_later(seconds, self._engine.shutdown)
         self.should_exit = True
 
@@ -254,7 +254,7 @@ def _make_config(app: FastAPI, args: argparse.Namespace) -> uvicorn.Config:
         log_level=args.uvicorn_log_level,
         access_log=not args.disable_uvicorn_access_log,
         timeout_keep_alive=envs.http_timeout_keep_alive(),
-        timeout_graceful_shutdown=args.shutdown_timeout + _LAST_WORDS_S,  # type: ignore[arg-type]
+        timeout_graceful_shutdown=args.shutdown_timeout + _ERRORS_S,  # type: ignore[arg-type]
         ssl_keyfile=args.ssl_keyfile,
         ssl_certfile=args.ssl_certfile,
         ssl_ca_certs=args.ssl_ca_certs,

@@ -1,7 +1,7 @@
 """The flags of `vllm serve`: the server's own here, the engine's from `EngineArgs`, and a file that holds either.
 
-No flag has a default in the parser: what was given can be told from what was not, so that a value from the command line
-stands before one from the file. `with_defaults` fills in the rest.
+No flag has a default in the parser, so that a given one can be distinguished from one that was not: a value from the
+command line stands before one from the file. `with_defaults` fills in the rest.
 """
 
 import argparse
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.engine.cli_args import check_at_least
 from vllm.exceptions import VLLMUnsupportedError, VLLMValidationError
 
 DEFAULT_MAX_BODY_BYTES = 32 * 2**20  # 1,024 prompts of 4,096 token ids
@@ -116,8 +117,8 @@ def with_defaults(args: argparse.Namespace) -> argparse.Namespace:
         VLLMValidationError: no model, two models, or a value that breaks a rule.
     """
     given = vars(args)
-    made = argparse.Namespace(**{**DEFAULTS, **given.get("from_file", {}), **given})
-    models = {getattr(made, name) for name in ("model_tag", "model") if getattr(made, name, None)}
+    settings = argparse.Namespace(**{**DEFAULTS, **given.get("from_file", {}), **given})
+    models = {getattr(settings, name) for name in ("model_tag", "model") if getattr(settings, name, None)}
     if len(models) != 1:
         what = (
             "which model? `vllm serve MODEL`"
@@ -125,28 +126,19 @@ def with_defaults(args: argparse.Namespace) -> argparse.Namespace:
             else f"two models were given: {' and '.join(sorted(models))}"
         )
         raise VLLMValidationError(what)
-    made.model = models.pop()
-    for name, lowest in (
-        ("port", 0),
-        ("max_request_body_bytes", 1),
-        ("sse_keep_alive_interval", 0),
-        ("shutdown_timeout", 0),
-    ):
-        if getattr(made, name) < lowest:
-            raise VLLMValidationError(
-                f"--{name.replace('_', '-')} must be at least {lowest}; got {getattr(made, name)}"
-            )
-    if made.port > 65535:
-        raise VLLMValidationError(f"--port must be at most 65535; got {made.port}")
-    if made.api_server_count != 1:
+    settings.model = models.pop()
+    check_at_least(settings, port=0, max_request_body_bytes=1, sse_keep_alive_interval=0, shutdown_timeout=0)
+    if settings.port > 65535:
+        raise VLLMValidationError(f"--port must be at most 65535; got {settings.port}")
+    if settings.api_server_count != 1:
         raise VLLMUnsupportedError("--api-server-count is not supported: one process answers everything; use 1")
-    if bool(made.ssl_keyfile) != bool(made.ssl_certfile):
+    if bool(settings.ssl_keyfile) != bool(settings.ssl_certfile):
         raise VLLMValidationError("--ssl-keyfile and --ssl-certfile belong together: give both or neither")
     for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
-        path = getattr(made, name)
+        path = getattr(settings, name)
         if path and not pathlib.Path(path).is_file():
             raise VLLMValidationError(f"--{name.replace('_', '-')}: there is no file {path}")
-    return made
+    return settings
 
 
 def read_chat_template(given: str | None) -> str | None:
@@ -228,7 +220,7 @@ def _add_answer_flags(parser: argparse.ArgumentParser) -> None:
     _add_switch(group, "--trust-request-chat-template", "let requests bring their own chat template (it is a program)")
     _add(group, "--response-role", "who speaks in a chat's answer")
     _add_switch(group, "--return-tokens-as-token-ids", 'name tokens "token_id:N" in logprobs')
-    _add_switch(group, "--enable-prompt-tokens-details", "tell in usage how many prompt tokens were cached")
+    _add_switch(group, "--enable-prompt-tokens-details", "say in usage how many prompt tokens were cached")
     _add_switch(group, "--enable-force-include-usage", "end every stream with usage")
     _add_switch(group, "--enable-tokenizer-info-endpoint", "GET /tokenizer_info")
     _add_switch(group, "--enable-log-requests", "log prompts and parameters of requests: people's text")
@@ -250,7 +242,7 @@ def _add_switch(group: Any, flag: str, help_text: str) -> None:
 
 
 class _RefuseFlag(argparse.Action):
-    """A flag that vLLM has and this server doesn't do anything for."""
+    """A flag that vLLM has and this server ignores."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         raise VLLMUnsupportedError(f"{option_string} is not supported by this server; leave it out")

@@ -39,7 +39,7 @@ class AnswerOptions:
 
 
 class ServerContext:
-    """One server's engine and what follows from it; made once, shared by all routes."""
+    """One server's engine and what follows from it; created once, shared by all routes."""
 
     def __init__(self, engine: AsyncLLM, options: AnswerOptions) -> None:
         model_config = engine.model_config

@@ -1,6 +1,6 @@
 """Errors over HTTP: OpenAI's body, and which of our exceptions has which status.
 
-400 is for what the caller can mend, 503 for what mends itself, 500 for what only we can mend.
+400: the caller can correct the request. 503: it may succeed later. 500: a defect of the server.
 """
 
 import logging
@@ -75,7 +75,7 @@ class ClientDisconnected(Exception):
 
 
 def to_api_error(error: BaseException) -> ApiError:
-    """Return what the caller is told about `error`; what only we can mend goes into the log."""
+    """Return the answer to a request that failed by `error`; a defect of the server goes into the log too."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ValidationError):

@@ -53,7 +53,7 @@ def add_instance_routes(app: FastAPI, server: ServerContext, state: ServerState)
 
 
 def add_developer_routes(app: FastAPI, server: ServerContext) -> None:
-    """Register the switches of VLLM_SERVER_DEV_MODE: whoever reaches the server can stop it with them."""
+    """Register the switches of VLLM_SERVER_DEV_MODE: every client of the server can stop it with them."""
     engine = server.engine
 
     async def server_info(request: Request) -> Response:

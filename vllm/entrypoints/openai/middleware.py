@@ -67,7 +67,7 @@ class BodyLimit:
 
 
 class ApiKeys:
-    """Lets requests for the API through with one of the keys only; the time it takes tells nothing about them."""
+    """Refuses requests for the API without one of the keys; keys are compared in constant time."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app

@@ -25,12 +25,12 @@ class Prompt:
 
     def as_input(self) -> dict[str, Any]:
         """Return the form that the engine's `generate` takes."""
-        made: dict[str, Any] = {"prompt_token_ids": self.token_ids}
+        prompt: dict[str, Any] = {"prompt_token_ids": self.token_ids}
         if self.text is not None:
-            made["prompt"] = self.text
+            prompt["prompt"] = self.text
         if self.cache_salt is not None:
-            made["cache_salt"] = self.cache_salt
-        return made
+            prompt["cache_salt"] = self.cache_salt
+        return prompt
 
 
 class PromptReader:
@@ -65,7 +65,7 @@ class PromptReader:
         return read
 
     async def read_rendered(self, request: GenerationRequest, text: str) -> Prompt:
-        """Return the prompt that a chat template made; the template wrote its special tokens itself."""
+        """Return the prompt that a chat template rendered; the template contains its special tokens itself."""
         prompts = [text]
         if request.add_special_tokens is None:
             request = request.model_copy(update={"add_special_tokens": False})

@@ -1,7 +1,7 @@
-"""What completions and chat requests have in common, and the kinds of fields that they are made of.
+"""What completions and chat requests have in common, and the types of their fields.
 
 Every optional field takes null, which means "not given". Rules that the engine checks are not checked twice here; the
-ones here need the body as it came, or bound it before anything is made of it.
+ones here need the body as it came, or bound it before anything is computed from it.
 """
 
 import abc
@@ -63,7 +63,7 @@ StopStrings = Annotated[
 
 
 class StreamOptions(BaseModel):
-    """What a stream tells beside its choices."""
+    """What a stream reports beside its choices."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None

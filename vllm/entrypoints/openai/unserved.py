@@ -1,7 +1,7 @@
 """Fields of the OpenAI and vLLM APIs that this server knows and does not serve.
 
-A value that asks for nothing passes; any other is refused by name, so that nobody believes in a feature that is not
-there. Fields that can't change an answer (a user's name, a hint for a cache) are accepted.
+A value that asks for nothing passes; any other is refused by name, so that a missing feature is never ignored in
+silence. Fields that can't change an answer (a user's name, a hint for a cache) are accepted.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,10 +1,10 @@
-"""What an answer cost: each prompt once, completions summed."""
+"""The tokens of an answer: each prompt once, completions summed."""
 
 from typing import Any
 
 
 def make_usage(num_prompt: int, num_completion: int, num_cached: int | None = None) -> dict[str, Any]:
-    """Return the usage of a whole answer; `num_cached` is told only when the server is asked to."""
+    """Return the usage of a whole answer; without `num_cached` its details are null."""
     return {
         "prompt_tokens": num_prompt,
         "total_tokens": num_prompt + num_completion,

@@ -51,7 +51,7 @@ class Journal:
             pass  # a file system without locks
 
     def _settle(self, settings: dict[str, Any]) -> None:
-        """Write down the settings of a new file; hold those of an old one against ours."""
+        """Write down the settings of a new file; compare those of an old one with ours."""
         if self._file.seek(0, os.SEEK_END) == 0:
             self._meta_path.write_bytes(msgspec.json.format(_encode(settings)) + b"\n")
             return

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vllm.entrypoints.llm import LLM
+from vllm.entrypoints.scoring.batch import ScoringBatch
 from vllm.entrypoints.scoring.items import ChoiceItem, SourceLine, TextItem, parse_line
-from vllm.entrypoints.scoring.offline import run_plan
+from vllm.entrypoints.scoring.offline import score_batch
 from vllm.entrypoints.scoring.pairs import PairEncoder, ScoredPair
-from vllm.entrypoints.scoring.plan import ScoringPlan
 from vllm.entrypoints.scoring.results import ContinuationScore, as_json_number, sum_for_json
 from vllm.entrypoints.scoring.windows import EncodedText, TextScore, score_texts
 from vllm.exceptions import VLLMValidationError
@@ -81,15 +81,15 @@ class LineScorer:
             record.update(self._describe_text(item, score))
 
     def _score_choices(self, choices: Sequence[tuple[dict[str, Any], ChoiceItem, list[ScoredPair]]]) -> None:
-        scores = iter(run_plan(self._llm, ScoringPlan(pair for _, _, row in choices for pair in row), False))
+        scores = iter(score_batch(self._llm, ScoringBatch(pair for _, _, row in choices for pair in row), False))
         for record, item, row in choices:
             record.update(self._describe_choices(item, [next(scores) for _ in row]))
 
     def _describe_text(self, item: TextItem, score: TextScore) -> dict[str, Any]:
-        made: dict[str, Any] = {} if item.own_id is None else {"id": item.own_id}
+        record: dict[str, Any] = {} if item.own_id is None else {"id": item.own_id}
         if score.error is not None:
-            return made | {"type": "text", "error": score.error}
-        made |= {
+            return record | {"type": "text", "error": score.error}
+        record |= {
             "type": "text",
             "logprob": sum_for_json(score.logprobs),
             "num_tokens": len(score.token_ids),
@@ -99,29 +99,29 @@ class LineScorer:
             "num_windows": score.num_windows,
         }
         if self._settings["sums_only"]:
-            return made
-        made["token_ids"] = score.token_ids
-        made["logprobs"] = [as_json_number(value) for value in score.logprobs]
-        made["ranks"] = score.ranks
+            return record
+        record["token_ids"] = score.token_ids
+        record["logprobs"] = [as_json_number(value) for value in score.logprobs]
+        record["ranks"] = score.ranks
         if self._settings["top_k"]:
-            made["top_logprobs"] = [
+            record["top_logprobs"] = [
                 None if row is None else [[i, as_json_number(value), rank] for i, value, rank in row]
                 for row in score.top_logprobs
             ]
-        return made
+        return record
 
     def _describe_choices(self, item: ChoiceItem, scores: Sequence[ContinuationScore]) -> dict[str, Any]:
-        made: dict[str, Any] = {} if item.own_id is None else {"id": item.own_id}
+        record: dict[str, Any] = {} if item.own_id is None else {"id": item.own_id}
         errors = [score.error for score in scores if score.error is not None]
         if errors:
-            return made | {"type": "choices", "error": errors[0]}
+            return record | {"type": "choices", "error": errors[0]}
         best = max(range(len(scores)), key=lambda i: scores[i].logprob)
         per_byte = [-math.inf if score.logprob_per_byte is None else score.logprob_per_byte for score in scores]
         best_per_byte = max(range(len(scores)), key=per_byte.__getitem__)
         described = [score.to_dict() for score in scores]
         if self._settings["sums_only"]:
             described = [{k: v for k, v in score.items() if k not in _TOKEN_COLUMNS} for score in described]
-        return made | {
+        return record | {
             "type": "choices",
             "best": best,
             "best_per_byte": best_per_byte,

@@ -8,9 +8,9 @@ from typing import Any
 from vllm.config import ModelConfig
 from vllm.entrypoints.interrupt_guard import InterruptGuard
 from vllm.entrypoints.progress import ProgressBar, UseTqdm
+from vllm.entrypoints.scoring.batch import Dispatcher, ScoringBatch
 from vllm.entrypoints.scoring.labels import encode_labels, gather_labels, make_label_pairs, tokenize_prompts
 from vllm.entrypoints.scoring.pairs import JOINT, PairEncoder
-from vllm.entrypoints.scoring.plan import Dispatcher, ScoringPlan
 from vllm.entrypoints.scoring.results import ContinuationScore, LabelScores
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import PromptType, parse_prompts
@@ -76,7 +76,7 @@ class ScoringMethods:
             add_special_tokens=add_special_tokens,
         )
         pairs = encoder.encode_all(given, rows)
-        scores = iter(run_plan(self, ScoringPlan(itertools.chain.from_iterable(pairs)), use_tqdm))
+        scores = iter(score_batch(self, ScoringBatch(itertools.chain.from_iterable(pairs)), use_tqdm))
         return [list(itertools.islice(scores, len(row))) for row in pairs]
 
     def label_logprobs(
@@ -102,14 +102,14 @@ class ScoringMethods:
             parse_prompts(prompts), tokenizer, add_special_tokens=add_special_tokens, parameter="prompts"
         )
         pairs = make_label_pairs(parsed, label_ids, self.model_config)
-        return gather_labels(run_plan(self, ScoringPlan(pairs), use_tqdm), len(label_ids))
+        return gather_labels(score_batch(self, ScoringBatch(pairs), use_tqdm), len(label_ids))
 
 
-def run_plan(llm: ScoringMethods, plan: ScoringPlan, use_tqdm: UseTqdm = None) -> list[ContinuationScore]:
-    """Run a plan's requests, each as soon as what it waits for has ended, and return the scores of its pairs."""
-    run = _Run(llm, plan)
+def score_batch(llm: ScoringMethods, batch: ScoringBatch, use_tqdm: UseTqdm = None) -> list[ContinuationScore]:
+    """Run a batch's requests, each as soon as what it waits for has ended, and return the scores of its pairs."""
+    run = _Run(llm, batch)
     with InterruptGuard() as guard, llm._aborting_on_error(run.request_ids):
-        bar = ProgressBar(len(plan.requests), use_tqdm, "Scored continuations")
+        bar = ProgressBar(len(batch.requests), use_tqdm, "Scored continuations")
         try:
             while not run.dispatcher.is_done:
                 guard.check()
@@ -123,23 +123,23 @@ def run_plan(llm: ScoringMethods, plan: ScoringPlan, use_tqdm: UseTqdm = None) -
                         llm._finished[output.request_id] = output
         finally:
             bar.close()
-    return plan.make_scores()
+    return batch.make_scores()
 
 
 class _Run:
-    """A plan on its way through the engine."""
+    """The state of a batch that runs."""
 
-    def __init__(self, llm: ScoringMethods, plan: ScoringPlan) -> None:
+    def __init__(self, llm: ScoringMethods, batch: ScoringBatch) -> None:
         config = llm.llm_engine.vllm_config
         num_kv_tokens = llm.llm_engine.engine_core.ready.num_gpu_blocks * config.cache_config.block_size
         self._llm = llm
-        self._plan = plan
-        self.dispatcher = Dispatcher(plan, num_kv_tokens // 2, 2 * config.scheduler_config.max_num_seqs)
-        self.places: dict[str, int] = {}  # request id → its number in the plan
+        self._batch = batch
+        self.dispatcher = Dispatcher(batch, num_kv_tokens // 2, 2 * config.scheduler_config.max_num_seqs)
+        self.places: dict[str, int] = {}  # request id → its index in the batch
         self.request_ids: list[str] = []
 
     def start(self, index: int) -> None:
-        request = self._plan.requests[index]
+        request = self._batch.requests[index]
         request_id = str(next(self._llm.request_counter))
         self._llm.llm_engine.add_request(request_id, request.as_input(), request.params)
         self.places[request_id] = index
@@ -148,10 +148,10 @@ class _Run:
     def take(self, output: RequestOutput) -> None:
         """Keep an output and start what waited for it; what can't be scored since its context failed never starts."""
         ended = [self.places[output.request_id]]
-        self._plan.take(ended[0], output)
+        self._batch.take(ended[0], output)
         while ended:
             for waiting in self.dispatcher.end(ended.pop()):
-                if self._plan.has_failed(waiting):
+                if self._batch.has_failed(waiting):
                     ended.append(waiting)
                 else:
                     self.start(waiting)

@@ -186,9 +186,9 @@ class PairEncoder:
 
     def _with_leading_ids(self, context_ids: Sequence[int], place: str) -> Sequence[int]:
         """Put the model's special tokens in front; an empty context gets one where there is any, as in lm-eval."""
-        made = [*self._leading_ids, *context_ids]
-        if made:
-            return made
+        all_ids = [*self._leading_ids, *context_ids]
+        if all_ids:
+            return all_ids
         tokenizer = self._get_tokenizer("contexts")
         for token_id in (tokenizer.bos_token_id, tokenizer.eos_token_id):
             if token_id is not None:

@@ -20,7 +20,7 @@ class ContinuationScore:
     token_ids: list[int]
     logprobs: list[float]  # natural logarithms, of the model's own logits
     ranks: list[int]  # over the whole vocabulary, 1 is the most likely
-    num_bytes: int | None  # of the continuation in UTF-8; None: token ids, and no tokenizer to tell
+    num_bytes: int | None  # of the continuation in UTF-8; None: token ids, and no tokenizer to decode them
     num_context_tokens: int  # as computed, special tokens included
     num_cut_context_tokens: int = 0
     num_cut_tokens: int = 0
@@ -48,7 +48,7 @@ class ContinuationScore:
     def to_dict(self) -> dict[str, Any]:
         """Return the score in JSON's types; −inf of a token is −9999.0 there, NaN is null."""
         total = sum_for_json(self.logprobs)
-        made: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "logprob": total,
             "logprob_per_byte": total / self.num_bytes if total is not None and self.num_bytes else None,
             "is_greedy": self.is_greedy,
@@ -61,7 +61,7 @@ class ContinuationScore:
             "logprobs": [as_json_number(value) for value in self.logprobs],
             "ranks": self.ranks,
         }
-        return made if self.error is None else {**made, "error": self.error}
+        return fields if self.error is None else {**fields, "error": self.error}
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from vllm.entrypoints.openai.scoring.protocol import (
     ScoringRequest,
 )
 from vllm.entrypoints.openai.usage import make_usage
+from vllm.entrypoints.scoring.batch import Dispatcher, ScoringBatch
 from vllm.entrypoints.scoring.labels import encode_labels, gather_labels, make_label_pairs, tokenize_prompts
 from vllm.entrypoints.scoring.pairs import JOINT, PairEncoder, ScoredPair
-from vllm.entrypoints.scoring.plan import Dispatcher, ScoringPlan
 from vllm.entrypoints.scoring.results import ContinuationScore, LabelScores, as_json_number, describe_labels
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import ParsedPrompt
@@ -154,16 +154,16 @@ async def _run(
 ) -> list[ContinuationScore]:
     """Run the requests of all pairs; if one fails or this is cancelled, the others are aborted."""
     engine = server.engine
-    plan = await asyncio.to_thread(ScoringPlan, pairs)
-    # What waits inside of a plan is not in the engine's queue yet, but it will be.
-    engine.check_queue_limits(len(plan.requests), plan.count_tokens())
+    batch = await asyncio.to_thread(ScoringBatch, pairs)
+    # Requests that wait for others of the batch count: they are not in the engine's queue yet.
+    engine.check_queue_limits(len(batch.requests), batch.count_tokens())
     num_seats = engine.vllm_config.scheduler_config.max_num_seqs
-    dispatcher = Dispatcher(plan, sys.maxsize, num_seats)
+    dispatcher = Dispatcher(batch, sys.maxsize, num_seats)
     running: dict[asyncio.Task[Any], int] = {}
 
     def start(index: int) -> None:
-        planned = plan.requests[index]
-        stream = engine.generate(planned.as_input(), planned.params, f"{request_id}-{index}", priority=priority)
+        batched = batch.requests[index]
+        stream = engine.generate(batched.as_input(), batched.params, f"{request_id}-{index}", priority=priority)
         running[asyncio.create_task(read_last(stream))] = index
 
     try:
@@ -173,12 +173,12 @@ async def _run(
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 index = running.pop(task)
-                plan.take(index, task.result())
+                batch.take(index, task.result())
                 for waiting in dispatcher.end(index):
                     start(waiting)
     finally:
         await cancel_all(list(running))
-    return plan.make_scores()
+    return batch.make_scores()
 
 
 # ---------------------------------------------------------------- the answer

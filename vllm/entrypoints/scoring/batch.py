@@ -21,12 +21,12 @@ from vllm.entrypoints.scoring.results import ContinuationScore
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS, RequestOutputKind, SamplingParams
 
-MIN_SHARED_TOKENS = 16  # who shares less than this with another does not wait for it: a step costs more
+MIN_SHARED_TOKENS = 16  # a context that shares less with another does not wait for it: a step costs more
 
 Value = tuple[float, int]  # logprob and rank of a token
 
 
-class PlannedRequest(NamedTuple):
+class BatchedRequest(NamedTuple):
     """One request to the engine."""
 
     group: int  # its context's number
@@ -34,12 +34,12 @@ class PlannedRequest(NamedTuple):
     params: SamplingParams
     cache_salt: str | None
     after: int | None  # the request that must have ended before it starts
-    num_new_tokens: int  # that no request before it computes, as far as the plan knows
+    num_new_tokens: int  # that no request before it computes, as far as is known here
 
     def as_input(self) -> dict[str, Any]:
         """Return the form that the engine takes."""
-        made: dict[str, Any] = {"prompt_token_ids": self.token_ids}
-        return made if self.cache_salt is None else {**made, "cache_salt": self.cache_salt}
+        prompt: dict[str, Any] = {"prompt_token_ids": self.token_ids}
+        return prompt if self.cache_salt is None else {**prompt, "cache_salt": self.cache_salt}
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class _Group:
     error: str | None = None
 
 
-class ScoringPlan:
+class ScoringBatch:
     """The requests of one call, in the order in which they should start."""
 
     def __init__(self, pairs: Iterable[ScoredPair]) -> None:
@@ -64,7 +64,7 @@ class ScoringPlan:
         # Neighbours in this order share the longest beginnings: what one leaves in the cache, the next one finds.
         self._groups = [groups[key] for key in sorted(groups)]
         self._group_of_context = {group.context: group for group in self._groups}
-        self.requests: list[PlannedRequest] = []
+        self.requests: list[BatchedRequest] = []
         self._continuation_of: dict[int, tuple[int, ...]] = {}  # request → the continuation that it scores
         leads: list[int] = []  # group → its first request
         for number, (leader, num_shared) in enumerate(find_leaders([group.context for group in self._groups])):
@@ -82,7 +82,7 @@ class ScoringPlan:
             params = _make_params(
                 max_tokens=1,
                 logprob_token_ids=first_ids[start : start + MAX_LOGPROB_TOKEN_IDS],
-                # None is owed; but who asks leaves, and finds, the beginnings of blocks that are not full.
+                # No row is scored; but prompt_logprobs makes it share blocks that are not full with others.
                 prompt_logprobs=0,
                 prompt_logprobs_start=len(group.context.token_ids),
             )
@@ -107,7 +107,7 @@ class ScoringPlan:
 
     def _add(self, number: int, token_ids: list[int], params: SamplingParams, after: int | None, num_new: int) -> None:
         salt = self._groups[number].context.cache_salt or None
-        self.requests.append(PlannedRequest(number, token_ids, params, salt, after, num_new))
+        self.requests.append(BatchedRequest(number, token_ids, params, salt, after, num_new))
 
     # ------------------------------------------------------------ outputs
 
@@ -164,29 +164,29 @@ class ScoringPlan:
 
 
 class Dispatcher:
-    """Says which requests of a plan may start: those that wait for none, and no more contexts than the cache holds.
+    """Chooses which requests of a batch may start: those that wait for none, and no more contexts than the cache holds.
 
-    A context whose continuations still run must not be driven out of the cache by others: `max_open_tokens` bounds
+    A context whose continuations still run must not be evicted from the cache by others: `max_open_tokens` bounds
     what is open, though one is always.
     """
 
-    def __init__(self, plan: ScoringPlan, max_open_tokens: int, max_open_requests: int) -> None:
-        self._plan = plan
+    def __init__(self, batch: ScoringBatch, max_open_tokens: int, max_open_requests: int) -> None:
+        self._batch = batch
         self._max_open_tokens = max_open_tokens
         self._max_open_requests = max_open_requests
-        self._next = 0  # request that was not looked at yet
+        self._next = 0  # the first request that was not considered yet
         self._waiting: dict[int, list[int]] = defaultdict(list)  # request → those that wait for its end
         self._ended: set[int] = set()
-        self._open_tokens: dict[int, int] = {}  # of requests that were looked at and have not ended
+        self._open_tokens: dict[int, int] = {}  # of requests that were considered and have not ended
         self._num_open_tokens = 0
 
     @property
     def is_done(self) -> bool:
-        return len(self._ended) == len(self._plan.requests)
+        return len(self._ended) == len(self._batch.requests)
 
     def take_ready(self) -> list[int]:
-        """Return requests that may start now and were not told before."""
-        requests = self._plan.requests
+        """Return the requests that may start now and were not returned before."""
+        requests = self._batch.requests
         ready = []
         while self._next < len(requests):
             request = requests[self._next]
@@ -203,12 +203,12 @@ class Dispatcher:
         return ready
 
     def end(self, index: int) -> list[int]:
-        """Note the end of a request and return those that it lets start."""
+        """Record the end of a request and return those that waited for it."""
         self._ended.add(index)
         self._num_open_tokens -= self._open_tokens.pop(index)
         return self._waiting.pop(index, [])
 
-    def _has_room(self, request: PlannedRequest) -> bool:
+    def _has_room(self, request: BatchedRequest) -> bool:
         has_tokens = self._num_open_tokens + request.num_new_tokens <= self._max_open_tokens
         return has_tokens and len(self._open_tokens) < self._max_open_requests
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from vllm.entrypoints.scoring.batch import MIN_SHARED_TOKENS, Dispatcher, ScoringBatch, find_leaders
 from vllm.entrypoints.scoring.pairs import ContextKey, ScoredPair
-from vllm.entrypoints.scoring.plan import MIN_SHARED_TOKENS, Dispatcher, ScoringPlan, find_leaders
 
 
 def make_keys(*contexts: list[int], salt: str = "") -> list[ContextKey]:
@@ -59,29 +59,29 @@ def _common(one: tuple[int, ...], other: tuple[int, ...]):
         yield a
 
 
-def make_plan(num_contexts: int, length: int) -> ScoringPlan:
+def make_batch(num_contexts: int, length: int) -> ScoringBatch:
     keys = [ContextKey("", (i, *range(100, 100 + length - 1))) for i in range(num_contexts)]
-    return ScoringPlan([ScoredPair(key, ids, None) for key in keys for ids in ((1,), (2, 3), (4, 5, 6))])
+    return ScoringBatch([ScoredPair(key, ids, None) for key in keys for ids in ((1,), (2, 3), (4, 5, 6))])
 
 
 def test_a_dispatcher_starts_each_request_once_and_after_what_it_waits_for() -> None:
-    plan = make_plan(10, 20)
-    dispatcher = Dispatcher(plan, max_open_tokens=70, max_open_requests=100)
+    batch = make_batch(10, 20)
+    dispatcher = Dispatcher(batch, max_open_tokens=70, max_open_requests=100)
     running = dispatcher.take_ready()
     started, most = list(running), 0
     while not dispatcher.is_done:
-        most = max(most, sum(plan.requests[i].num_new_tokens for i in running))
+        most = max(most, sum(batch.requests[i].num_new_tokens for i in running))
         ended = running.pop(0)
         new = [*dispatcher.end(ended), *dispatcher.take_ready()]
         for index in new:
-            assert plan.requests[index].after in (None, *started) and plan.requests[index].after not in running
+            assert batch.requests[index].after in (None, *started) and batch.requests[index].after not in running
         started += new
         running += new
-    assert sorted(started) == list(range(len(plan.requests))) and not running
+    assert sorted(started) == list(range(len(batch.requests))) and not running
     assert most <= 70
 
 
 def test_a_context_larger_than_the_bound_still_runs() -> None:
-    plan = make_plan(2, 50)
-    dispatcher = Dispatcher(plan, max_open_tokens=10, max_open_requests=1)
+    batch = make_batch(2, 50)
+    dispatcher = Dispatcher(batch, max_open_tokens=10, max_open_requests=1)
     assert dispatcher.take_ready() == [0]
