@@ -18,7 +18,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.wire import Encoder, StepDone, make_decoder_of_letters_from_core
-from vllm.v1.messages import HostLogprobs, ModelRunnerOutput, RowRange, SchedulerOutput
+from vllm.v1.messages import HostLogprobs, ModelRunnerOutput, RowRange, SampledTokens, SchedulerOutput
 
 _PROMPT_LEN = 8
 _BLOCK_SIZE = 16
@@ -67,15 +67,19 @@ class ScriptedExecutor:
             np.maximum(width - draw.integers(0, 2, num_requests), 1).astype(np.int32),
         )
 
-    def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         self._num_steps += 1
-        names, script, first = plan.num_scheduled_tokens, self._token_ids, self._num_steps
-        token_ids = {name: [script[(first + i) % len(script)]] for i, name in enumerate(names)}
-        if not self._has_scores:
-            return ModelRunnerOutput(token_ids=token_ids)
-        scores = HostLogprobs(*(column[: len(names)] for column in self._scores))
-        rows = {name: RowRange(i, i + 1) for i, name in enumerate(names)}
-        return ModelRunnerOutput(token_ids=token_ids, logprobs=scores, sample_rows=rows)
+        names, script, first = list(scheduler_output.num_scheduled_tokens), self._token_ids, self._num_steps
+        num_rows = len(names)
+        rows = [RowRange(i, i + 1) for i in range(num_rows)] if self._has_scores else [None] * num_rows
+        sampled = SampledTokens(
+            request_ids=names,
+            draws=[0] * num_rows,
+            token_ids=[[script[(first + i) % len(script)]] for i in range(num_rows)],
+            rows=rows,
+        )
+        scores = HostLogprobs(*(column[:num_rows] for column in self._scores)) if self._has_scores else None
+        return ModelRunnerOutput(sampled=sampled, logprobs=scores)
 
 
 class SimulatedEngine:
@@ -109,11 +113,11 @@ class SimulatedEngine:
             held = gc.get_objects()  # what is there stays: a request that ends must not make up for new objects
             while scheduler.has_unfinished_requests():
                 begun = clock()
-                plan = scheduler.schedule()
-                planned = clock()
-                made = executor.execute_model(plan)
+                scheduler_output = scheduler.schedule()
+                scheduled = clock()
+                runner_output = executor.execute_model(scheduler_output)
                 executed = clock()
-                step = scheduler.update_from_output(plan, made)
+                step = scheduler.update_from_output(scheduler_output, runner_output)
                 updated = clock()
                 if self._encoder is not None:
                     frames = self._encoder.encode(StepDone(step, True, 0))
@@ -121,8 +125,8 @@ class SimulatedEngine:
                 arrived = clock()
                 outputs += front_end.process_outputs(step).request_outputs
                 done = clock()
-                seconds += (planned - begun, updated - executed, done - arrived, arrived - updated)
-            del plan, made, step
+                seconds += (scheduled - begun, updated - executed, done - arrived, arrived - updated)
+            del scheduler_output, runner_output, step
             num_objects = len(gc.get_objects()) - len(held) - 1
         finally:
             if was_enabled:

@@ -1,4 +1,4 @@
-"""The letters between layers: everything that crosses a boundary of the engine stands in this file.
+"""The messages between layers: everything that crosses a boundary of the engine stands in this file.
 
     front end ──EngineCoreRequest──▶ EngineCore ──SchedulerOutput──▶ model runner
     front end ◀─EngineCoreOutputs── EngineCore ◀─ModelRunnerOutput── model runner
@@ -119,6 +119,9 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     A request is sampled from when num_computed_tokens + num_scheduled_tokens equals the number of its tokens. One with
     0 scheduled tokens runs no position: its prompt scores come from what its blocks keep.
     `left_request_ids` leave the batch before anything else happens: finished, aborted, preempted or forked.
+    `decode_batch_id` is set when all requests of the batch run one position each, are sampled from, and have nothing
+    else to report than a token and its logprobs. One that equals the last step's says that they are the same requests
+    in the same order, each one position further.
     """
 
     new_requests: list[NewRequest]
@@ -129,6 +132,7 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     known_scores: dict[str, list[PromptRange]] = {}  # those among them whose scores their blocks keep, in order
     left_request_ids: list[str]
     block_copies: list[BlockCopy]
+    decode_batch_id: int | None = None
 
 
 # ---------------------------------------------------------------- model runner → core
@@ -154,15 +158,28 @@ class RowRange(NamedTuple):
     end: int
 
 
+class SampledTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step sampled, a row a draw (columns of one table); a request's draws are neighbours.
+
+    `token_ids[i]` is a run of at least one token, each of which follows the one before. `rows[i]` has a row of logprobs
+    a token: of the step's rectangle, or of the request's block in `full_sample_rows`. In steps of one decode batch
+    `request_ids`, `draws` and `rows` are always the same.
+    """
+
+    request_ids: list[str] = []
+    draws: list[int] = []  # which of the request's seeds, in rising order
+    token_ids: list[list[int]] = []
+    rows: list[RowRange | None] = []  # None: asked for no logprobs
+
+
 class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What one step made. A request that failed (NaN or +inf logits) is in `errors` and nowhere else.
 
     Rows of whole-vocabulary requests are not in the rectangle: they leave as blocks of their own, in id order.
     """
 
-    token_ids: dict[str, list[int]]  # request id → a token a draw, in the order of its seeds
+    sampled: SampledTokens = SampledTokens()
     logprobs: HostLogprobs | None = None
-    sample_rows: dict[str, RowRange] = {}  # request id → a row a draw
     prompt_rows: dict[str, RowRange] = {}  # request id → a row a scored prompt token
     full_sample_rows: dict[str, FlatLogprobs] = {}
     full_prompt_rows: dict[str, FlatLogprobs] = {}
@@ -185,7 +202,7 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None  # with FinishReason.ERROR
     num_cached_tokens: int = 0  # prompt tokens that the prefix cache served
     num_preemptions: int = 0
-    scheduled_ts: float = 0.0  # time.monotonic() when its request first ran; 0.0: not told
+    scheduled_ts: float = 0.0  # time.monotonic() when its request first ran; 0.0: not reported here
 
 
 class DecodeBatchTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,7 +233,7 @@ class DecodeBatchTokens(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def iter_outputs(self) -> Iterator[EngineCoreOutput]:
-        """Yield the same as outputs; what those tell once (cached tokens, preemptions, times) is not in them."""
+        """Yield the same as outputs; what those report once (cached tokens, preemptions, times) is not in them."""
         for i, (request_id, token_id) in enumerate(zip(self.request_ids, self.token_ids, strict=True)):
             rows = RowRange(self.rows[i], self.rows[i] + 1) if i < len(self.rows) else None
             yield EngineCoreOutput(request_id=request_id, new_token_ids=[token_id], rows=rows)
@@ -230,8 +247,11 @@ class PromptScores(msgspec.Struct, frozen=True, kw_only=True):
     full_rows: FlatLogprobs | None = None
 
 
-class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Gauges after a step, and counters since start-up."""
+class SchedulerStats(msgspec.Struct, kw_only=True):
+    """Gauges after a step, and counters since start-up (the scheduler counts in one of its own, and sends copies).
+
+    Positions and rows count when their step has run.
+    """
 
     num_running: int = 0
     num_waiting: int = 0  # sequences: a family that waits counts its n children

@@ -21,6 +21,7 @@ from vllm.v1.messages import (
     HostLogprobs,
     ModelRunnerOutput,
     RowRange,
+    SampledTokens,
     SchedulerOutput,
 )
 from vllm.v1.request import Request, SharedBlocks
@@ -137,6 +138,8 @@ class ScriptedRunner:
         self.num_run_positions: Counter[str] = Counter()
         self.num_copies = 0
         self.may_leave_unknown = False  # after a step that raised
+        self.run_lengths = [1]  # of what each draw of a step brings, in turn
+        self.num_draws = 0
 
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         self._update_batch(plan)
@@ -231,7 +234,8 @@ class ScriptedRunner:
 
     def _make_output(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         rows: list[tuple[int, int, int]] = []  # chosen token, mark, number of alternatives
-        token_ids, sample_rows, prompt_rows, full_sample_rows, full_prompt_rows, errors = {}, {}, {}, {}, {}, {}
+        sampled = SampledTokens()
+        sample_rows, prompt_rows, full_sample_rows, full_prompt_rows, errors = {}, {}, {}, {}, {}
 
         def add_rows(chosen: list[int], marks: list[int], k: int, request_id: str, ranges: dict, blocks: dict) -> None:
             made = [(token_id, mark, k) for token_id, mark in zip(chosen, marks, strict=True)]
@@ -256,22 +260,39 @@ class ScriptedRunner:
                 chosen, marks = request.token_ids[first:end], request.marks[first - 1 : end - 1]
                 add_rows(chosen, marks, request.params.prompt_logprobs, request_id, prompt_rows, full_prompt_rows)
             if is_sampled:
-                drawn = [draw(seed, request.marks[-1]) for seed in request.seeds]
-                token_ids[request_id] = drawn
+                runs = [self._draw_run(request, seed) for seed in request.seeds]
+                row_ends = np.cumsum([0, *(len(run) for run, _ in runs)]).tolist()
                 if (k := request.params.num_logprobs) is not None:
-                    add_rows(drawn, [request.marks[-1]] * len(drawn), k, request_id, sample_rows, full_sample_rows)
-                if len(drawn) == 1:
-                    request.token_ids.append(drawn[0])
+                    chosen, marks = sum((run for run, _ in runs), []), sum((marks for _, marks in runs), [])
+                    add_rows(chosen, marks, k, request_id, sample_rows, full_sample_rows)
+                first = sample_rows[request_id].first if request_id in sample_rows else 0
+                for index, (run, _) in enumerate(runs):
+                    sampled.request_ids.append(request_id)
+                    sampled.draws.append(index)
+                    sampled.token_ids.append(run)
+                    ends = first + row_ends[index], first + row_ends[index + 1]
+                    sampled.rows.append(None if k is None else RowRange(*ends))
+                if len(runs) == 1:
+                    request.token_ids += runs[0][0]
         return ModelRunnerOutput(
-            token_ids=token_ids,
+            sampled=sampled,
             logprobs=make_rectangle(rows) if rows else None,
-            sample_rows=sample_rows,
             prompt_rows=prompt_rows,
             full_sample_rows=full_sample_rows,
             full_prompt_rows=full_prompt_rows,
             errors=errors,
             num_nan_rows=len(errors),
         )
+
+    def _draw_run(self, request: RunnerRequest, seed: int) -> tuple[list[int], list[int]]:
+        """Return a draw's tokens, each after the one before, and the mark of each one's row."""
+        length = self.run_lengths[self.num_draws % len(self.run_lengths)]
+        self.num_draws += 1
+        known, run, marks = list(request.token_ids), [], list(request.marks)
+        for _ in range(length):
+            extend_marks(marks, known + run)
+            run.append(draw(seed, marks[-1]))
+        return run, marks[len(known) - 1 :]
 
 
 def make_rectangle(rows: list[tuple[int, int, int]]) -> HostLogprobs:
@@ -409,7 +430,9 @@ class ScriptedEngine:
         else:
             rows = output.full_rows if output.rows is None else block.take_rows(*output.rows)
             assert len(rows) == len(output.new_token_ids)
-            check_row(rows, 0, output.new_token_ids[0], marks[-1], k)
+            for i, token_id in enumerate(output.new_token_ids):
+                check_row(rows, i, token_id, marks[-1], k)
+                extend_marks(marks, message.prompt_token_ids + answer.token_ids[: answer.num_rows + i + 1])
             answer.num_rows += len(rows)
         answer.finish_reason, answer.stop_reason = output.finish_reason, output.stop_reason
         # Told with the first token, and again when they change.

@@ -4,9 +4,9 @@ import pytest
 
 from tests.v1.core.scripted_engine import ScriptedEngine, make_config, make_request
 from vllm.exceptions import VLLMValidationError
-from vllm.v1.core.sched.stop_check import Ending, find_ending
+from vllm.v1.core.sched.admission import count_positions
 from vllm.v1.messages import FinishReason, PromptRange
-from vllm.v1.request import Request
+from vllm.v1.request import Ending, Request
 
 
 def make_engine(num_blocks: int = 60, **options: object) -> ScriptedEngine:
@@ -196,12 +196,14 @@ def test_nothing_to_score_can_be_aborted_before_its_answer() -> None:
 )
 def test_a_sequence_ends_for_one_reason(tokens: list[int], params: dict[str, object], ending: Ending | None) -> None:
     message = make_request("a", [1, 2, 3], **params)
-    request = Request(message, "a", [0], (1,), num_prompt_tokens=3, max_positions=9, num_scored=3)
+    request = Request(
+        message, "a", [0], (1,), num_prompt_tokens=3, max_positions=count_positions(message, 5), num_scored=3
+    )
     request.output_token_ids += tokens
-    assert find_ending(request, max_model_len=5) == ending
+    assert request.find_ending() == ending
 
 
-# ---------------------------------------------------------------- the door
+# ---------------------------------------------------------------- admission
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,15 @@
 from typing import Any
 
 from vllm.sampling_params import SamplingParams
-from vllm.v1.messages import BlockCopy, NewRequest, PromptRange, RunningRequests, SchedulerOutput
+from vllm.v1.messages import (
+    BlockCopy,
+    ModelRunnerOutput,
+    NewRequest,
+    PromptRange,
+    RowRange,
+    RunningRequests,
+    SchedulerOutput,
+)
 
 
 def make_request(
@@ -59,3 +67,23 @@ def make_step(
         left_request_ids=left or [],
         block_copies=[BlockCopy(*pair) for pair in copies or []],
     )
+
+
+def get_tokens(output: ModelRunnerOutput) -> dict[str, list[int]]:
+    """Return each request's tokens, one a draw."""
+    sampled, tokens = output.sampled, dict[str, list[int]]()
+    for request_id, draw, run in zip(sampled.request_ids, sampled.draws, sampled.token_ids, strict=True):
+        assert draw == len(tokens.setdefault(request_id, [])), "draws are neighbours, in order"
+        tokens[request_id] += run
+    return tokens
+
+
+def get_sample_rows(output: ModelRunnerOutput) -> dict[str, RowRange]:
+    """Return the rows of each request's draws in the step's rectangle."""
+    ranges: dict[str, RowRange] = {}
+    for request_id, rows in zip(output.sampled.request_ids, output.sampled.rows, strict=True):
+        if rows is not None and request_id not in output.full_sample_rows:
+            before = ranges.get(request_id, RowRange(rows.first, rows.first))
+            assert before.end == rows.first, "rows are torn apart"
+            ranges[request_id] = RowRange(before.first, rows.end)
+    return ranges

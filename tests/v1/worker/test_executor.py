@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.v1.worker.conftest import BLOCK_SIZE, Reference, make_config
-from tests.v1.worker.steps import make_request, make_step
+from tests.v1.worker.steps import get_tokens, make_request, make_step
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.worker.gpu_worker import Worker
@@ -35,7 +35,7 @@ def executor(tiny_folder: pathlib.Path) -> Iterator[UniProcExecutor]:
 
 def run_greedy(executor: UniProcExecutor) -> int:
     step = make_step([make_request("a", PROMPT, block_ids=[0, 1])], left=["a"])
-    return executor.execute_model(step).token_ids["a"][0]
+    return get_tokens(executor.execute_model(step))["a"][0]
 
 
 KV_BYTES = 2 * 2 * BLOCK_SIZE * 2 * 8 * 4  # keys and values, layers, tokens, heads, numbers, float32

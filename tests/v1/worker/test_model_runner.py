@@ -8,7 +8,7 @@ import torch
 
 from tests.v1.sample.reference import falling_order, log_softmax, ranks_of
 from tests.v1.worker.conftest import VOCAB, Reference
-from tests.v1.worker.steps import make_request, make_step
+from tests.v1.worker.steps import get_sample_rows, get_tokens, make_request, make_step
 from vllm.logprobs import FlatLogprobs
 from vllm.v1.messages import HostLogprobs, ModelRunnerOutput, RowRange
 from vllm.v1.outputs import WideRows
@@ -45,8 +45,8 @@ def test_greedy_steps_equal_the_reference(runner: GPUModelRunner, reference: Ref
     output = runner.execute_model(make_step([make_request("a", PROMPT, block_ids=[9, 3, 5], logprobs=2)]))
     for step in range(6):
         logits = reference(sequence)[-1]
-        assert output.token_ids == {"a": [int(logits.argmax())]}
-        check_row(read_rows(output, output.sample_rows["a"])[0], logits, int(logits.argmax()), 2)
+        assert get_tokens(output) == {"a": [int(logits.argmax())]}
+        check_row(read_rows(output, get_sample_rows(output)["a"])[0], logits, int(logits.argmax()), 2)
         sequence.append(int(logits.argmax()))
         new_blocks = [20 + step] if len(sequence) % 4 == 1 else []
         output = runner.execute_model(make_step(running={"a": (len(sequence) - 1, new_blocks)}))
@@ -54,7 +54,7 @@ def test_greedy_steps_equal_the_reference(runner: GPUModelRunner, reference: Ref
 
 
 def test_a_batch_of_three_in_mixed_phases_is_as_each_alone(runner: GPUModelRunner, reference: Reference) -> None:
-    first = runner.execute_model(make_step([make_request("a", PROMPT, block_ids=[0, 1, 2])])).token_ids["a"]
+    first = get_tokens(runner.execute_model(make_step([make_request("a", PROMPT, block_ids=[0, 1, 2])])))["a"]
     output = runner.execute_model(
         make_step(
             [make_request("b", OTHER, block_ids=[3, 4], logprobs=1), make_request("c", PROMPT, block_ids=[5, 6, 7])],
@@ -62,12 +62,12 @@ def test_a_batch_of_three_in_mixed_phases_is_as_each_alone(runner: GPUModelRunne
             num_scheduled={"c": 5},
         )
     )
-    assert set(output.token_ids) == {"a", "b"}, "c has not reached its end"
-    assert output.token_ids["a"] == [int(reference([*PROMPT, *first])[-1].argmax())]
+    assert set(get_tokens(output)) == {"a", "b"}, "c has not reached its end"
+    assert get_tokens(output)["a"] == [int(reference([*PROMPT, *first])[-1].argmax())]
     logits = reference(OTHER)[-1]
-    check_row(read_rows(output, output.sample_rows["b"])[0], logits, output.token_ids["b"][0], 1)
+    check_row(read_rows(output, get_sample_rows(output)["b"])[0], logits, get_tokens(output)["b"][0], 1)
     output = runner.execute_model(make_step(running={"c": (5, [])}, num_scheduled={"c": 6}))
-    assert output.token_ids == {"c": first}
+    assert get_tokens(output) == {"c": first}
 
 
 @pytest.mark.parametrize("chunks", [[11], [1, 10], [4, 4, 3], [5, 1, 1, 4]])
@@ -94,7 +94,7 @@ def test_prompt_scores_do_not_depend_on_chunks_or_workspace(
     assert len(rows) == len(PROMPT) - 1
     for i, row in enumerate(rows):
         check_row(row, logits[i], PROMPT[i + 1], 3)
-    assert output.token_ids["a"] == [int(logits[-1].argmax())]
+    assert get_tokens(output)["a"] == [int(logits[-1].argmax())]
     assert runner.num_scored_prompt_rows == len(PROMPT) - 1
 
 
@@ -110,11 +110,11 @@ def test_wide_rows_leave_as_blocks_of_their_own(
         make_step([wide, small], prompt_ranges={"wide": (1, len(PROMPT)), "small": (1, len(OTHER))})
     )
     assert output.logprobs is not None and output.logprobs.token_ids.shape[1] == 2
-    assert set(output.sample_rows) == set(output.prompt_rows) == {"small"}
+    assert set(get_sample_rows(output)) == set(output.prompt_rows) == {"small"}
     for i, row in enumerate(read_rows(output, output.prompt_rows["small"])):
         check_row(row, reference(OTHER)[i], OTHER[i + 1], 1)
     logits = reference(PROMPT)
-    chosen = [*PROMPT[1:], output.token_ids["wide"][0]]
+    chosen = [*PROMPT[1:], get_tokens(output)["wide"][0]]
     blocks = FlatLogprobs.concatenate([output.full_prompt_rows["wide"], output.full_sample_rows["wide"]])
     assert len(blocks) == len(PROMPT)
     for i, token_id in enumerate(chosen):
@@ -145,11 +145,11 @@ def test_more_sampled_rows_than_the_workspace_holds_go_through_in_chunks(runner:
             make_request(f"r{i}", [*OTHER, i], block_ids=[2 * i, 2 * i + 1], **params) for i, params in enumerate(asked)
         ]
         output = runner.execute_model(make_step(requests))
-        rows = {name: read_rows(output, rows) for name, rows in output.sample_rows.items()}
+        rows = {name: read_rows(output, rows) for name, rows in get_sample_rows(output).items()}
         rows |= {name: [block.row_values(0)] for name, block in output.full_sample_rows.items()}  # type: ignore[list-item]
-        names = sorted(output.token_ids)
+        names = sorted(get_tokens(output))
         exact = {
-            name: (output.token_ids[name], [(list(r[0]), list(r[2])) for r in rows.get(name, [])]) for name in names
+            name: (get_tokens(output)[name], [(list(r[0]), list(r[2])) for r in rows.get(name, [])]) for name in names
         }
         return exact, [value for name in names for row in rows.get(name, []) for value in row[1]]
 
@@ -196,7 +196,7 @@ def test_only_asked_rows_pass_the_head_and_nothing_is_scored_when_nobody_asks(
     assert passed == [], "a prompt that goes on needs no logits"
     output = runner.execute_model(make_step(running={"a": (4, [])}, num_scheduled={"a": 7}))
     assert passed == [1]
-    assert output.logprobs is None and output.sample_rows == output.full_sample_rows == {}
+    assert output.logprobs is None and get_sample_rows(output) == output.full_sample_rows == {}
     runner.execute_model(
         make_step([make_request("b", OTHER, block_ids=[3, 4], prompt_logprobs=0)], prompt_ranges={"b": (4, 6)})
     )
@@ -207,7 +207,7 @@ def test_only_asked_rows_pass_the_head_and_nothing_is_scored_when_nobody_asks(
 def test_a_request_that_only_scores_is_not_sampled(runner: GPUModelRunner) -> None:
     request = make_request("a", OTHER, block_ids=[0, 1], max_tokens=0, prompt_logprobs=0)
     output = runner.execute_model(make_step([request], prompt_ranges={"a": (1, len(OTHER))}))
-    assert output.token_ids == {} and output.prompt_rows["a"] == RowRange(0, len(OTHER) - 1)
+    assert get_tokens(output) == {} and output.prompt_rows["a"] == RowRange(0, len(OTHER) - 1)
 
 
 def test_children_equal_the_familys_draws_and_copied_blocks_do_not_touch_the_original(
@@ -215,10 +215,10 @@ def test_children_equal_the_familys_draws_and_copied_blocks_do_not_touch_the_ori
 ) -> None:
     seeds = [11, 12, 13]
     family = make_request("f", OTHER, block_ids=[0, 1], seeds=seeds, temperature=1.0, logprobs=0)
-    draws = runner.execute_model(make_step([family])).token_ids["f"]
+    draws = get_tokens(runner.execute_model(make_step([family])))["f"]
     for child, seed in enumerate(seeds):
         single = make_request("s", OTHER, block_ids=[10 + child, 20], seeds=[seed], temperature=1.0)
-        assert runner.execute_model(make_step([single])).token_ids["s"] == [draws[child]]
+        assert get_tokens(runner.execute_model(make_step([single])))["s"] == [draws[child]]
     # The prompt ends in the middle of block 1: two children copy it, the last owner writes in place.
     children = [
         make_request(
@@ -235,20 +235,22 @@ def test_children_equal_the_familys_draws_and_copied_blocks_do_not_touch_the_ori
     output = runner.execute_model(make_step(children, left=["f", "s"], copies=[(1, 30), (1, 31)]))
     for i, token_id in enumerate(draws):
         logits = reference([*OTHER, token_id])[-1]
-        row = read_rows(output, output.sample_rows[f"{i}_f"])[0]
-        check_row(row, logits, output.token_ids[f"{i}_f"][0], 1)
+        row = read_rows(output, get_sample_rows(output)[f"{i}_f"])[0]
+        check_row(row, logits, get_tokens(output)[f"{i}_f"][0], 1)
 
 
 def test_a_request_back_from_preemption_goes_on_as_undisturbed(runner: GPUModelRunner) -> None:
     settings: dict[str, Any] = {"temperature": 1.0, "seeds": [5], "repetition_penalty": 1.3, "presence_penalty": 0.5}
     ids = list(PROMPT)
-    ids += runner.execute_model(make_step([make_request("a", PROMPT, block_ids=[0, 1, 2], **settings)])).token_ids["a"]
-    ids += runner.execute_model(make_step(running={"a": (11, [])})).token_ids["a"]
-    undisturbed = runner.execute_model(make_step(running={"a": (12, [3])})).token_ids["a"]
+    ids += get_tokens(runner.execute_model(make_step([make_request("a", PROMPT, block_ids=[0, 1, 2], **settings)])))[
+        "a"
+    ]
+    ids += get_tokens(runner.execute_model(make_step(running={"a": (11, [])})))["a"]
+    undisturbed = get_tokens(runner.execute_model(make_step(running={"a": (12, [3])})))["a"]
     back = make_request("a", ids, num_prompt_tokens=len(PROMPT), block_ids=[40, 41, 42, 43], **settings)
     runner.execute_model(make_step([back], left=["a"], num_scheduled={"a": 6}))
     output = runner.execute_model(make_step(running={"a": (6, [])}, num_scheduled={"a": 7}))
-    assert output.token_ids["a"] == undisturbed
+    assert get_tokens(output)["a"] == undisturbed
 
 
 class TestBrokenLogits:
@@ -272,13 +274,13 @@ class TestBrokenLogits:
         bad = make_request("bad", [4, 300], block_ids=[0], **params)
         good = make_request("good", OTHER, block_ids=[1, 2], logprobs=1)
         output = poisoned.execute_model(make_step([bad, good]))
-        assert set(output.token_ids) == set(output.sample_rows) == {"good"}
+        assert set(get_tokens(output)) == set(get_sample_rows(output)) == {"good"}
         assert "NaN" in output.errors["bad"] and set(output.errors) == {"bad"}
         assert output.num_nan_rows == 1
         logits = reference(OTHER)[-1]
-        check_row(read_rows(output, output.sample_rows["good"])[0], logits, int(logits.argmax()), 1)
+        check_row(read_rows(output, get_sample_rows(output)["good"])[0], logits, int(logits.argmax()), 1)
         output = poisoned.execute_model(make_step(running={"good": (len(OTHER), [])}, left=["bad"]))
-        assert set(output.token_ids) == {"good"}
+        assert set(get_tokens(output)) == {"good"}
 
     @pytest.mark.parametrize("num_top", [1, VOCAB])
     def test_a_scored_prompt_row_fails_its_request(self, poisoned: GPUModelRunner, num_top: int) -> None:
@@ -287,7 +289,7 @@ class TestBrokenLogits:
         output = poisoned.execute_model(
             make_step([bad, good], prompt_ranges={"bad": (1, len(PROMPT)), "good": (1, len(OTHER))})
         )
-        assert set(output.token_ids) == {"good"} and set(output.errors) == {"bad"}
+        assert set(get_tokens(output)) == {"good"} and set(output.errors) == {"bad"}
         assert set(output.prompt_rows) | set(output.full_prompt_rows) == {"good"}
 
     def test_masks_that_leave_nothing_fail_with_their_own_message(self, runner: GPUModelRunner) -> None:
@@ -299,7 +301,7 @@ class TestBrokenLogits:
 def test_a_step_that_only_lets_requests_leave_runs_nothing(runner: GPUModelRunner) -> None:
     runner.execute_model(make_step([make_request("a", OTHER, block_ids=[0, 1])]))
     output = runner.execute_model(make_step(left=["a", "never seen"]))
-    assert output == ModelRunnerOutput(token_ids={})
+    assert output == ModelRunnerOutput()
     assert runner.batch.num_reqs == 0
 
 
@@ -313,7 +315,7 @@ def test_after_a_step_that_raised_the_batch_starts_afresh(
         patch.setattr(runner.model, "forward", interrupt)
         runner.execute_model(make_step([make_request("a", OTHER, block_ids=[0, 1])]))
     output = runner.execute_model(make_step([make_request("b", OTHER, block_ids=[0, 1])], left=["a"]))
-    assert set(output.token_ids) == {"b"} and runner.batch.num_reqs == 1
+    assert set(get_tokens(output)) == {"b"} and runner.batch.num_reqs == 1
 
 
 def test_tensors_of_a_device_travel_to_the_host_as_one_buffer() -> None:

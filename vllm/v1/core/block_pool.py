@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from vllm.v1.core.partial_prefixes import PartialPrefixes
-from vllm.v1.core.score_ledger import ScoreLedger
+from vllm.v1.core.prompt_logprobs_index import PromptLogprobsIndex
 
 
 class BlockPool:
@@ -25,7 +25,7 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._block_of_hash: dict[bytes, int] = {}
         self._hash_of_block: dict[int, bytes] = {}
-        self.ledger = ScoreLedger(num_blocks)
+        self.prompt_logprobs = PromptLogprobsIndex(num_blocks)
         self.partial = PartialPrefixes()  # of blocks with hidden states
 
     @property
@@ -44,7 +44,7 @@ class BlockPool:
         taken = [self._free.popitem(last=False)[0] for _ in range(num_blocks)]
         for block_id in taken:
             self._forget_prefix(block_id)
-            self.ledger.forget(block_id)
+            self.prompt_logprobs.forget(block_id)
             self.partial.forget(block_id)
             self.num_owners[block_id] = 1
         return taken
@@ -77,7 +77,7 @@ class BlockPool:
         return self._block_of_hash.get(block_hash)
 
     def remember(self, block_id: int, block_hash: bytes) -> None:
-        """Tell the prefix cache what a full, computed block holds.
+        """Enter a full, computed block into the prefix cache.
 
         The first block with a prefix keeps it, unless the new one has hidden states and the old one has none.
         """
@@ -85,7 +85,7 @@ class BlockPool:
             return
         old = self._block_of_hash.get(block_hash)
         if old is not None:
-            if self.ledger.num_states(old) >= self.ledger.num_states(block_id):
+            if self.prompt_logprobs.num_states(old) >= self.prompt_logprobs.num_states(block_id):
                 return
             del self._hash_of_block[old]
             if self.num_owners[old] == 0:
@@ -96,7 +96,7 @@ class BlockPool:
     def forget_all_prefixes(self) -> None:
         self._block_of_hash.clear()
         self._hash_of_block.clear()
-        self.ledger.forget_all()
+        self.prompt_logprobs.forget_all()
         self.partial.forget_all()
 
     def _forget_prefix(self, block_id: int) -> None:

@@ -5,18 +5,18 @@ nobody writes again) and a fork (the prompt's blocks, the last one perhaps parti
 own too gets a copy first; the last owner writes in place.
 
 *Idle* blocks are held by requests that wait: the prompt of children that have no seat yet, and what a preempted request
-shares with others. They are the first to go when memory is short, as far as letting them go frees anything.
+shares with others. They are the first to be freed when memory is short, as far as that frees anything.
 """
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import takewhile
 from typing import NamedTuple
 
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.messages import BlockCopy, PromptRange
+from vllm.v1.messages import BlockCopy
 from vllm.v1.request import Request, SharedBlocks
 
 # 128 bits: two prefixes with one hash are not to be expected in the life of the universe.
@@ -32,20 +32,7 @@ class Hits(NamedTuple):
     num_partial: int = 0  # positions of it
 
 
-class Backlog(NamedTuple):
-    """Prompt tokens that are owed a score and need no position to run: first … end − 1."""
-
-    first: int
-    end: int
-    known: list[PromptRange]  # those whose scores their blocks keep; the others need a row of the LM head
-    num_rows: int  # of the LM head
-    is_whole: bool  # all that there is
-
-
 _NO_HITS = Hits()
-
-
-NO_BACKLOG = Backlog(0, 0, [], 0, is_whole=True)
 
 
 class KVCacheManager:
@@ -77,11 +64,11 @@ class KVCacheManager:
             return Hits()
         num_blocks = request.num_readable_tokens // self.block_size
         self._hash_blocks(request, num_blocks)
-        first_stated = (request.num_scored - 1) // self.block_size if request.owes_scores else num_blocks
+        first_stated = (request.num_scored - 1) // self.block_size if request.has_pending_scores else num_blocks
         hits: list[int] = []
         for index in range(len(held), num_blocks):
             block_id = self.pool.find(request.block_hashes[index])
-            if block_id is None or (index >= first_stated and not self.pool.ledger.num_states(block_id)):
+            if block_id is None or (index >= first_stated and not self.pool.prompt_logprobs.num_states(block_id)):
                 break
             hits.append(block_id)
         if request.keeps_scores:
@@ -102,7 +89,7 @@ class KVCacheManager:
         return request.block_hashes[index - 1] if index else self._hash_salt(request.message.cache_salt)
 
     def cache_full_blocks(self, request: Request) -> None:
-        """Tell the prefix cache of the blocks that the last step filled."""
+        """Enter the blocks that the last step filled into the prefix cache."""
         if not self.enable_caching or request.cache_generation != self._generation:
             return
         num_full, first = request.num_computed_tokens // self.block_size, request.num_cached_blocks
@@ -116,10 +103,10 @@ class KVCacheManager:
         request.num_cached_blocks = num_full
 
     def catch_up(self, requests: Iterable[Request]) -> None:
-        """Tell the prefix cache of the blocks that these have filled since it was last told.
+        """Enter the blocks that these have filled, and that are not in the prefix cache yet.
 
-        Those that just go on tell nothing in most steps: it is enough to ask them before anybody looks for a prefix,
-        and (`free` and `release_own_blocks` do it) before they lose their blocks.
+        A step of a decode batch leaves this out: it is enough before anybody looks for a prefix, and (`free` and
+        `release_own_blocks` do it) before they lose their blocks.
         """
         for request in requests:
             if request.num_computed_tokens // self.block_size > request.num_cached_blocks:
@@ -133,59 +120,18 @@ class KVCacheManager:
         for index in range(first, num_blocks):
             block_id = request.block_ids[index]
             token_ids = request.get_token_ids(index * size, min(num_computed, (index + 1) * size))
-            self.pool.ledger.note_states(block_id, len(token_ids))
+            self.pool.prompt_logprobs.note_states(block_id, len(token_ids))
             self.pool.partial.remember(block_id, self._get_parent(request, index), token_ids)
 
     def list_blocks_to_come(self, request: Request) -> Iterator[tuple[bytes, list[int]]]:
         """Yield the hash before, and the tokens of, each block that a running request will yet fill with its prompt."""
         end = _count_prompt_positions(request)
-        is_told = request.keeps_scores and self.enable_caching and request.cache_generation == self._generation
-        if not is_told or request.num_computed_tokens >= end:
+        is_cached = request.keeps_scores and self.enable_caching and request.cache_generation == self._generation
+        if not is_cached or request.num_computed_tokens >= end:
             return
         for first in range(request.num_cached_blocks * self.block_size, end, self.block_size):
             token_ids = request.get_token_ids(first, min(first + self.block_size, end))
             yield self._get_parent(request, first // self.block_size), token_ids
-
-    # ------------------------------------------------------------ prompt scores
-
-    def find_backlog(self, request: Request, max_rows: int) -> Backlog:
-        """Return the owed scores whose rows lie before the request's next position, with at most `max_rows` to make.
-
-        Token i is scored by the row of position i − 1; its score is kept with the block that holds the token.
-        """
-        if not request.owes_scores:
-            return NO_BACKLOG
-        first, size = request.num_scored, self.block_size
-        end = min(request.num_computed_tokens + 1, request.num_prompt_tokens)
-        known: list[PromptRange] = []
-        num_rows, token = 0, first
-        while token < end:
-            index, place = divmod(token, size)
-            is_kept = request.can_read_scores and index < len(request.block_ids)
-            places = self.pool.ledger.scored_places(request.block_ids[index]) >> place if is_kept else 0
-            # the stretch of this block that is all kept, or all not
-            stretch = _count_trailing_ones(places if places & 1 else ~places)
-            stop = min(end, token + size - place, token + stretch)
-            if places & 1:
-                before = known.pop() if known and known[-1].end == token else PromptRange(token, token)
-                known.append(PromptRange(before.first, stop))
-            else:
-                stop = min(stop, token + max_rows - num_rows)
-                num_rows += stop - token
-                if stop == token:
-                    break
-            token = stop
-        return Backlog(first, token, known, num_rows, is_whole=token >= end)
-
-    def note_scores(self, request: Request, first: int, end: int) -> None:
-        """Take note that the blocks of the prompt tokens first … end − 1 now keep their scores."""
-        if not request.keeps_scores:
-            return
-        size = self.block_size
-        for index in range(first // size, min(-(-end // size), len(request.block_ids))):
-            start = index * size
-            block_id = request.block_ids[index]
-            self.pool.ledger.note_scores(block_id, max(first - start, 0), min(end - start, size))
 
     def reset_prefix_cache(self) -> None:
         """Forget every prefix, with requests running too.
@@ -234,6 +180,21 @@ class KVCacheManager:
         table += added
         return added
 
+    def try_grow_all(self, requests: Sequence[Request]) -> list[list[int]] | None:
+        """Give each running request room for its next position; return the blocks added to each.
+
+        None, with nothing changed: too few blocks are free.
+        """
+        size = self.block_size
+        full = [i for i, request in enumerate(requests) if request.num_computed_tokens == len(request.block_ids) * size]
+        if len(full) > self.pool.num_free:
+            return None
+        added: list[list[int]] = [[]] * len(requests)
+        for i in full:
+            added[i] = self.pool.take(1)
+            requests[i].block_ids += added[i]
+        return added
+
     def admit(
         self, request: Request, num_new_tokens: int, hits: Hits = _NO_HITS, num_spare_blocks: int = 0
     ) -> list[BlockCopy] | None:
@@ -264,13 +225,13 @@ class KVCacheManager:
         copies = []
         if must_copy:
             copies.append(BlockCopy(source=request.block_ids[written], target=self.pool.take(1)[0]))
-            self.pool.ledger.copy(*copies[0], first_position % self.block_size)
+            self.pool.prompt_logprobs.copy(*copies[0], first_position % self.block_size)
             self.pool.release([copies[0].source])
             request.block_ids[written] = copies[0].target
         request.block_ids += self.pool.take(num_added)
         if hits.source is not None:
             copies.append(BlockCopy(source=hits.source, target=request.block_ids[written]))
-            self.pool.ledger.copy(*copies[0], hits.num_partial)
+            self.pool.prompt_logprobs.copy(*copies[0], hits.num_partial)
             self.pool.release(pinned)
         return copies
 
@@ -314,7 +275,7 @@ class KVCacheManager:
         self.catch_up((request,))
         num_owners = self.pool.num_owners
         num_kept = sum(1 for _ in takewhile(lambda block_id: num_owners[block_id] > 1, request.block_ids))
-        frees_some = num_kept < len(request.block_ids) or request.num_missing_tokens == 0 or request.owes_scores
+        frees_some = num_kept < len(request.block_ids) or request.num_missing_tokens == 0 or request.has_pending_scores
         assert frees_some, f"{request.request_id} is preempted and frees nothing"
         self._cut_table(request, num_kept)
         if num_kept:
@@ -378,9 +339,3 @@ class KVCacheManager:
 def _count_prompt_positions(request: Request) -> int:
     """Return how many positions of the prompt run: all, unless the prompt is only scored."""
     return min(request.num_prompt_tokens, request.max_positions)
-
-
-def _count_trailing_ones(bits: int) -> int:
-    """Return how many of the lowest bits are set; `bits` has one that is not, or is negative."""
-    inverted = ~bits
-    return (inverted & -inverted).bit_length() - 1 if inverted else 1 << 30

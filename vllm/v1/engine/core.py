@@ -18,7 +18,7 @@ from vllm.v1.messages import (
     SchedulerStats,
 )
 
-_EMPTY_OUTPUT = ModelRunnerOutput(token_ids={})
+_EMPTY_OUTPUT = ModelRunnerOutput()
 _SCHEDULING_TAG = "scheduling"  # of what `wake_up` brings back: the core's own part
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])

@@ -10,7 +10,7 @@ import msgspec
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMUnsupportedError
 from vllm.logger import init_logger
-from vllm.v1.core.sched.door import check_can_run
+from vllm.v1.core.sched.admission import check_can_run
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.engine.core_client_launch import CoreProcess

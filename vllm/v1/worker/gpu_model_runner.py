@@ -287,7 +287,10 @@ class GPUModelRunner:
 
     def _append_tokens(self, output: ModelRunnerOutput) -> None:
         """Let each sequence grow by its token; a family's draws belong to children that are still to come."""
-        grown = [(request_id, ids[0]) for request_id, ids in output.token_ids.items() if len(ids) == 1]
-        if grown:
-            rows = np.array([self.batch.row_of[request_id] for request_id, _ in grown])
-            self.batch.append_tokens(rows, np.array([token_id for _, token_id in grown], dtype=np.int32))
+        sampled, batch = output.sampled, self.batch
+        if not sampled.request_ids:
+            return
+        rows = np.array([batch.row_of[request_id] for request_id in sampled.request_ids])
+        token_ids = np.array([run[0] for run in sampled.token_ids], dtype=np.int32)
+        is_single = batch.num_draws[rows] == 1
+        batch.append_tokens(rows[is_single], token_ids[is_single])

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from vllm.logprobs import FlatLogprobs
-from vllm.v1.messages import HostLogprobs, ModelRunnerOutput, RowRange
+from vllm.v1.messages import HostLogprobs, ModelRunnerOutput, RowRange, SampledTokens
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput, Scores, WideRows
 from vllm.v1.worker.scored_rows import OwnedRows
 
@@ -93,6 +93,14 @@ class RowOwners:
             assert isinstance(ragged, RaggedRows), "a request's rows are of one kind"
             ragged.append(take(block.num_entries), take(block.token_ids), values, ranks)
 
+    def list_rows(self, request_id: str, num_draws: int) -> list[RowRange | None]:
+        """Return the row of each draw: in the rectangle, or in the request's own block."""
+        rows = RowRange(0, num_draws) if request_id in self.wide else self.ranges.get(request_id)
+        if rows is None:
+            return [None] * num_draws
+        assert rows.end - rows.first == num_draws, f"{request_id}: {rows} for {num_draws} draws"
+        return [RowRange(row, row + 1) for row in range(*rows)]
+
     def drop(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
             self.ranges.pop(request_id, None)
@@ -165,9 +173,8 @@ class StepResults:
         for owners in (self._samples, self._prompts):
             owners.drop(errors)
         return ModelRunnerOutput(
-            token_ids=self._split_tokens(arrays[len(flags) :], errors),
+            sampled=self._make_sampled(arrays[len(flags) :], errors),
             logprobs=HostLogprobs(*columns) if columns else None,
-            sample_rows=self._samples.ranges,
             prompt_rows=self._prompts.ranges,
             full_sample_rows=self._samples.make_blocks(),
             full_prompt_rows=self._prompts.make_blocks(),
@@ -190,15 +197,18 @@ class StepResults:
                 errors |= {counts[i][0]: NOT_FINITE for i in np.searchsorted(ends, bad_rows, side="right").tolist()}
         return errors, num_bad_rows
 
-    def _split_tokens(self, chunks: list[np.ndarray], errors: dict[str, str]) -> dict[str, list[int]]:
+    def _make_sampled(self, chunks: list[np.ndarray], errors: dict[str, str]) -> SampledTokens:
         drawn = np.concatenate(chunks).tolist() if chunks else []
-        token_ids: dict[str, list[int]] = {}
+        sampled = SampledTokens()
         first = 0
         for request_id, count in self._sampled:
             if request_id not in errors:
-                token_ids[request_id] = drawn[first : first + count]
+                sampled.request_ids.extend([request_id] * count)
+                sampled.draws.extend(range(count))
+                sampled.token_ids.extend([token_id] for token_id in drawn[first : first + count])
+                sampled.rows.extend(self._samples.list_rows(request_id, count))
             first += count
-        return token_ids
+        return sampled
 
 
 def copy_to_host(tensors: list[torch.Tensor]) -> list[np.ndarray]:

@@ -16,18 +16,18 @@ import time
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
+import msgspec
+
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
-from vllm.v1.core.kv_cache_manager import Backlog, Hits, KVCacheManager
-from vllm.v1.core.sched.counters import Counters
-from vllm.v1.core.sched.door import check_can_run, count_positions, count_unowed_scores
-from vllm.v1.core.sched.output_rows import make_output, take_prompt_scores, take_sample_rows
+from vllm.v1.core.kv_cache_manager import Hits, KVCacheManager
+from vllm.v1.core.pending_prompt_logprobs import PendingPromptLogprobs, find_pending, note_scored
+from vllm.v1.core.sched.admission import check_can_run, count_positions, count_unscored
+from vllm.v1.core.sched.decode_batch import DecodeBatch
 from vllm.v1.core.sched.prefixes_in_flight import PrefixesInFlight
 from vllm.v1.core.sched.request_queue import RequestQueue
-from vllm.v1.core.sched.steady_batch import SteadyBatch
-from vllm.v1.core.sched.step_plan import StepPlan
-from vllm.v1.core.sched.stop_check import find_ending
+from vllm.v1.core.sched.step_builder import StepBuilder
 from vllm.v1.messages import (
     BlockCopy,
     DecodeBatchTokens,
@@ -56,7 +56,7 @@ class Scheduler:
         self.cache_config = vllm_config.cache_config
         self.max_model_len = vllm_config.model_config.max_model_len
         self.num_blocks = num_gpu_blocks
-        self.counters = Counters()
+        self._stats = SchedulerStats(num_blocks=num_gpu_blocks)
         self._num_added = 0
         self._num_decode_batches = 0
         self._ids_in_runner: set[str] = set()  # until a step that names them as left has run
@@ -69,13 +69,13 @@ class Scheduler:
         self.children: dict[str, dict[str, None]] = {}  # a forked family's live children, for abort and errors
         self.waiting = RequestQueue()
         self.running: list[Request] = []  # in order of precedence
-        self._steady: SteadyBatch | None = None  # a step's batch that next steps may find unchanged
+        self._decode_batch: DecodeBatch | None = None  # of the last step, unless somebody left or came since
         self._without_work: dict[str, Request] = {}  # no position to compute: answered by the next update
 
     # ------------------------------------------------------------ coming and going
 
     def add_request(self, message: EngineCoreRequest) -> None:
-        """Let a request, or a family as a whole, in or refuse it.
+        """Admit a request, or a family as a whole, or refuse it.
 
         Raises:
             VLLMValidationError: it could never run to its end, or its id is in use.
@@ -95,7 +95,7 @@ class Scheduler:
             precedence=(message.priority, message.arrival_time, self._num_added) if by_priority else (self._num_added,),
             num_prompt_tokens=len(message.prompt_token_ids),
             max_positions=count_positions(message, self.max_model_len),
-            num_scored=count_unowed_scores(message),
+            num_scored=count_unscored(message),
             keeps_scores=keeps_scores,
             can_read_scores=keeps_scores and (num_top or 0) <= self.cache_config.num_kept_logprobs,
         )
@@ -129,7 +129,7 @@ class Scheduler:
 
     def _leave_batch(self, request: Request) -> None:
         self._left_ids.append(request.request_id)
-        self._steady = None
+        self._decode_batch = None
         del self.running[bisect_left(self.running, request.precedence, key=_get_precedence)]
 
     def has_unfinished_requests(self) -> bool:
@@ -148,29 +148,62 @@ class Scheduler:
         """Decide one step; `update_from_output` must follow with what came of it."""
         # Rows of the LM head for positions that ran before count apart: a row costs a fraction of a position.
         budget = self.config.max_num_batched_tokens
-        plan = StepPlan(budget, row_budget=budget if self.config.enable_chunked_prefill else sys.maxsize)
-        self._schedule_running(plan)
+        builder = StepBuilder(budget, row_budget=budget if self.config.enable_chunked_prefill else sys.maxsize)
+        if not self._continue_decode_batch(builder):
+            self._decode_batch = None
+            self._schedule_running(builder)
         if self.waiting:
-            self._admit_waiting(plan)
-        self._ids_in_runner.update(new.request_id for new in plan.new_requests)
+            self._admit_waiting(builder)
+        if self._decode_batch is None:
+            self._decode_batch = self._find_decode_batch(builder)
+        self._ids_in_runner.update(new.request_id for new in builder.new_requests)
         left_ids, self._left_ids = self._left_ids, []
-        return plan.make_output(left_ids)
+        return builder.make_output(left_ids, None if self._decode_batch is None else self._decode_batch.batch_id)
 
-    def _schedule_running(self, plan: StepPlan) -> None:
+    def _continue_decode_batch(self, builder: StepBuilder) -> bool:
+        """Schedule the last step's decode batch again; False: it is not all that runs, or memory is short."""
+        batch = self._decode_batch
+        if batch is None or batch.batch_id is None:
+            return False
+        new_block_ids = self.kv.try_grow_all(self.running)
+        if new_block_ids is None:
+            return False
+        builder.add_decode_batch(batch, self.running, new_block_ids)
+        return True
+
+    def _find_decode_batch(self, builder: StepBuilder) -> DecodeBatch | None:
+        """Return those of the step that run one position, are sampled from and report a token and its logprobs only."""
+        requests = [
+            request
+            for request in self.running
+            if request.num_scheduled_tokens == 1 == request.num_missing_tokens and not request.has_metadata
+        ]
+        if not requests:
+            return None
+        batch_id = None
+        if len(requests) == len(self.running) and not builder.new_requests:
+            batch_id = self._num_decode_batches = self._num_decode_batches + 1
+        requests = [request for request in requests if not request.has_own_rows]
+        return DecodeBatch(batch_id, requests, builder.num_scheduled_tokens)
+
+    def _schedule_running(self, builder: StepBuilder) -> None:
         place = 0
-        while place < len(self.running) and plan.budget > 0:
+        while place < len(self.running) and builder.budget > 0:
             request = self.running[place]
             # One position is kept for each that stands behind: a long recomputation must not stop the others' decoding.
-            budget = max(1, plan.budget - (len(self.running) - place - 1))
-            backlog = self.kv.find_backlog(request, plan.row_budget)
-            num_tokens = self._count_tokens(request, request.num_missing_tokens, budget) if backlog.is_whole else 0
-            if num_tokens > 0 or backlog.end > backlog.first:
-                new_block_ids = self._grow(request, num_tokens, plan)
+            budget = max(1, builder.budget - (len(self.running) - place - 1))
+            pending = self._find_pending(request, builder.row_budget)
+            num_tokens = self._count_tokens(request, request.num_missing_tokens, budget) if pending.is_whole else 0
+            if num_tokens > 0 or pending.end > pending.first:
+                new_block_ids = self._grow(request, num_tokens)
                 if new_block_ids is not None:
-                    plan.add_running(request, num_tokens, new_block_ids, backlog)
+                    builder.add_running(request, num_tokens, new_block_ids, pending)
             place += 1
 
-    def _grow(self, request: Request, num_tokens: int, plan: StepPlan) -> list[int] | None:
+    def _find_pending(self, request: Request, max_rows: int) -> PendingPromptLogprobs:
+        return find_pending(request, self.kv.pool.prompt_logprobs, self.kv.block_size, max_rows)
+
+    def _grow(self, request: Request, num_tokens: int) -> list[int] | None:
         """Find blocks for a running request; None: it keeps its seat and waits for a step with more memory.
 
         The last in order goes first. It always frees something: the block that a running request writes is its alone.
@@ -195,38 +228,39 @@ class Scheduler:
 
     def _count_preemption(self, request: Request) -> None:
         request.num_preemptions += 1
-        request.has_news = True
-        self.counters.num_preemptions += 1
+        request.has_metadata = True
+        self._stats.num_preemptions += 1
 
-    def _admit_waiting(self, plan: StepPlan) -> None:
-        if plan.budget <= 0 or len(self.running) >= self.config.max_num_seqs:
+    def _admit_waiting(self, builder: StepBuilder) -> None:
+        if builder.budget <= 0 or len(self.running) >= self.config.max_num_seqs:
             return
         self.kv.catch_up(self.running)
         # A block is left for each that may grow: who enters should get through some steps before anyone must go.
         num_spare = sum(map(self.kv.may_grow, self.running))
         in_flight = PrefixesInFlight(self.kv, self.running)
         deferred: list[Request] = []
-        while self.waiting and plan.budget > 0 and len(self.running) < self.config.max_num_seqs:
+        while self.waiting and builder.budget > 0 and len(self.running) < self.config.max_num_seqs:
             request = self.waiting.get_first()
             if len(deferred) < self.config.max_num_seqs and in_flight.is_worth_waiting_for(request):
                 deferred.append(self.waiting.pop())
                 continue
-            admitted = self._try_admit(request, plan, num_spare)
+            admitted = self._try_admit(request, builder, num_spare)
             if admitted is None:
                 break
             self.waiting.pop()
             request.status = RequestStatus.RUNNING
+            self._decode_batch = None
             insort(self.running, request, key=_get_precedence)
-            plan.add_new(request, *admitted)
+            builder.add_new(request, *admitted)
             in_flight.add(request)
             num_spare += self.kv.may_grow(request)
         for request in deferred:
             self.waiting.push(request)
 
     def _try_admit(
-        self, request: Request, plan: StepPlan, num_spare: int
-    ) -> tuple[int, list[BlockCopy], Backlog] | None:
-        """Return how many positions of a waiting request run now, after which copies, and its backlog.
+        self, request: Request, builder: StepBuilder, num_spare: int
+    ) -> tuple[int, list[BlockCopy], PendingPromptLogprobs] | None:
+        """Return how many positions of a waiting request run now, after which copies, and what is pending of it.
 
         None: it waits on.
         """
@@ -235,10 +269,10 @@ class Scheduler:
                 self.kv.accept_loss(request)
                 self._count_preemption(request)
             hits = self.kv.get_computed_blocks(request)
-            admitted = self._admit(request, hits, plan, num_spare)
+            admitted = self._admit(request, hits, builder, num_spare)
             if admitted is None and hits.source is not None:  # what is copied takes a block more for the moment
                 hits = Hits(hits.block_ids)
-                admitted = self._admit(request, hits, plan, num_spare)
+                admitted = self._admit(request, hits, builder, num_spare)
             if admitted is not None:
                 break
             # With nobody running, who waits behind must make room.
@@ -251,16 +285,16 @@ class Scheduler:
         num_hit_tokens = len(hits.block_ids) * self.kv.block_size + hits.num_partial
         if request.num_cached_tokens is None:
             request.num_cached_tokens, request.scheduled_ts = num_hit_tokens, time.monotonic()
-            self.counters.num_prefix_hits += num_hit_tokens
-            self.counters.num_prefix_queries += request.num_prompt_tokens if self.kv.enable_caching else 0
-        backlog = self.kv.find_backlog(request, plan.row_budget)
-        return num_tokens if backlog.is_whole else 0, copies, backlog
+            self._stats.num_prefix_hits += num_hit_tokens
+            self._stats.num_prefix_queries += request.num_prompt_tokens if self.kv.enable_caching else 0
+        pending = self._find_pending(request, builder.row_budget)
+        return num_tokens if pending.is_whole else 0, copies, pending
 
     def _admit(
-        self, request: Request, hits: Hits, plan: StepPlan, num_spare: int
+        self, request: Request, hits: Hits, builder: StepBuilder, num_spare: int
     ) -> tuple[int, list[BlockCopy]] | None:
         num_missing = request.num_missing_tokens - len(hits.block_ids) * self.kv.block_size - hits.num_partial
-        num_tokens = self._count_tokens(request, num_missing, plan.budget)
+        num_tokens = self._count_tokens(request, num_missing, builder.budget)
         if num_tokens == 0 and num_missing > 0:
             return None
         copies = self.kv.admit(request, num_missing, hits, num_spare)
@@ -275,136 +309,124 @@ class Scheduler:
 
     # ------------------------------------------------------------ after a step
 
-    def update_from_output(self, plan: SchedulerOutput, made: ModelRunnerOutput) -> EngineCoreOutputs:
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, runner_output: ModelRunnerOutput
+    ) -> EngineCoreOutputs:
         """Take in what a step made: tokens, rows and errors. What belongs to requests aborted meanwhile is dropped."""
-        self._ids_in_runner.difference_update(plan.left_request_ids)
-        self._ids_in_runner.update(new.request_id for new in plan.new_requests)
-        self.counters.num_computed_positions += plan.total_num_scheduled_tokens
-        self.counters.num_nan_rows += made.num_nan_rows
-        outputs = self._fail_requests(made.errors)
-        continued, others = self._continue_running(plan, made, outputs)
+        self._ids_in_runner.difference_update(scheduler_output.left_request_ids)
+        self._ids_in_runner.update(new.request_id for new in scheduler_output.new_requests)
+        self._stats.num_computed_positions += scheduler_output.total_num_scheduled_tokens
+        self._stats.num_nan_rows += runner_output.num_nan_rows
+        outputs = self._fail_requests(runner_output.errors)
+        decode_batch = self._take_decode_batch(runner_output, outputs)
         prompt_scores = []
-        for request_id in others:
+        num_decoded = 0 if decode_batch is None else len(decode_batch.request_ids)
+        if num_decoded < len(scheduler_output.num_scheduled_tokens):
+            prompt_scores = self._take_others(scheduler_output, runner_output, outputs)
+        for request in list(self._without_work.values()):
+            self._finish(request, FinishReason.LENGTH)
+            outputs.append(request.make_output([]))
+        return EngineCoreOutputs(
+            outputs=outputs,
+            prompt_scores=prompt_scores,
+            decode_batch=decode_batch,
+            logprobs=None if runner_output.logprobs is None else FlatLogprobs.from_rectangle(*runner_output.logprobs),
+            stats=self.get_stats(),
+            timestamp=time.monotonic(),
+        )
+
+    def _take_decode_batch(
+        self, runner_output: ModelRunnerOutput, outputs: list[EngineCoreOutput]
+    ) -> DecodeBatchTokens | None:
+        """Take in the tokens of the step's decode batch: nearly all, so one short loop for them.
+
+        Those of them that end go to `outputs`.
+        """
+        batch, sampled = self._decode_batch, runner_output.sampled
+        if batch is None or max(map(len, sampled.token_ids)) > 1:
+            self._decode_batch = None  # somebody left since it was scheduled, or has more than a position to run next
+            return None
+        tokens = batch.take(sampled)
+        self._stats.num_scored_sample_rows += len(tokens.rows)
+        ended: set[int] = set()
+        for place in batch.find_candidates(tokens.token_ids):
+            request = batch.requests[place]
+            ending = request.find_ending()
+            if ending is not None:
+                self._finish(request, *ending)
+                rows = RowRange(tokens.rows[place], tokens.rows[place] + 1) if place < len(tokens.rows) else None
+                outputs.append(request.make_output([tokens.token_ids[place]], rows))
+                ended.add(place)
+        if ended:
+            tokens = tokens.without(ended)
+        return tokens if tokens.request_ids else None
+
+    def _take_others(
+        self, scheduler_output: SchedulerOutput, runner_output: ModelRunnerOutput, outputs: list[EngineCoreOutput]
+    ) -> list[PromptScores]:
+        """Take in what the step made of the requests outside its decode batch."""
+        prompt_scores = []
+        sampled_ids = runner_output.sampled.request_ids
+        last_row_of = dict(zip(sampled_ids, range(len(sampled_ids)), strict=True))
+        for request_id in scheduler_output.num_scheduled_tokens:
             request = self.requests.get(request_id)
             if request is None or request.num_scheduled_tokens is None:
                 continue
             num_tokens, request.num_scheduled_tokens = request.num_scheduled_tokens, None
             request.num_computed_tokens += num_tokens
             self.kv.cache_full_blocks(request)
-            if request_id in plan.prompt_ranges:
-                prompt_scores.append(self._take_prompt_scores(request, plan, made))
-            if request.num_missing_tokens > 0 or request.owes_scores:
+            if request_id in scheduler_output.prompt_ranges:
+                prompt_scores.append(self._take_prompt_scores(request, scheduler_output, runner_output))
+            if request.num_missing_tokens > 0 or request.has_pending_scores:
                 continue
             if request.is_score_only:
                 self._finish(request, FinishReason.LENGTH)
-                outputs.append(make_output(request, []))
+                outputs.append(request.make_output([]))
             else:
-                outputs += self._take_tokens(request, made)
-        for request in list(self._without_work.values()):
-            self._finish(request, FinishReason.LENGTH)
-            outputs.append(make_output(request, []))
-        return EngineCoreOutputs(
-            outputs=outputs,
-            prompt_scores=prompt_scores,
-            decode_batch=continued,
-            logprobs=None if made.logprobs is None else FlatLogprobs.from_rectangle(*made.logprobs),
-            stats=self.get_stats(),
-            timestamp=time.monotonic(),
-        )
+                end = last_row_of[request_id] + 1
+                outputs += self._take_tokens(request, runner_output, end - len(request.seeds))
+        return prompt_scores
 
-    def _continue_running(
-        self, plan: SchedulerOutput, made: ModelRunnerOutput, outputs: list[EngineCoreOutput]
-    ) -> tuple[DecodeBatchTokens | None, list[str]]:
-        """Take in the tokens of the sequences that have nothing else to tell: nearly all, so one short loop for them.
+    def _take_prompt_scores(
+        self, request: Request, scheduler_output: SchedulerOutput, runner_output: ModelRunnerOutput
+    ) -> PromptScores:
+        request_id = request.request_id
+        first, end = scheduler_output.prompt_ranges[request_id]
+        num_known = sum(known.end - known.first for known in scheduler_output.known_scores.get(request_id, ()))
+        self._stats.num_scored_prompt_rows += end - first - num_known
+        self._stats.num_cached_prompt_rows += num_known
+        note_scored(request, self.kv.pool.prompt_logprobs, self.kv.block_size, first, end)
+        full_rows = runner_output.full_prompt_rows.get(request_id)
+        rows = runner_output.prompt_rows[request_id] if full_rows is None else RowRange(0, len(full_rows))
+        assert rows.end - rows.first == end - first, f"{request_id}: {rows} for {end - first} prompt tokens"
+        return PromptScores(request_id=request_id, rows=rows if full_rows is None else None, full_rows=full_rows)
 
-        Those of them that end go to `outputs`. Returned with the rest: all others, for the loop that knows every case.
+    def _take_tokens(self, request: Request, runner_output: ModelRunnerOutput, first: int) -> list[EngineCoreOutput]:
+        """Give a request its new tokens, or fork a family: each child ends, or goes on, by itself.
+
+        `first` is its first row of the sampled tokens. Of a run's tokens that stay, the model has yet to run the
+        positions: the next step finds as many missing.
         """
-        batch, others = self._find_steady(plan, made)
-        if not batch.requests:
-            return None, others
-        tokens_of, rows_of = made.token_ids, made.sample_rows
-        token_ids = [tokens_of[request_id][0] for request_id in batch.request_ids]
-        rows = [rows_of[request_id][0] for request_id in batch.request_ids[: batch.num_scored]]
-        may_end = batch.take(token_ids)
-        self.counters.num_scored_sample_rows += batch.num_scored
-        continued = DecodeBatchTokens(
-            request_ids=batch.request_ids, token_ids=token_ids, rows=rows, batch_id=batch.batch_id
-        )
-        if may_end:
-            continued = self._end_some(batch.requests, continued, may_end, outputs)
-        return continued if continued.request_ids else None, others
-
-    def _find_steady(self, plan: SchedulerOutput, made: ModelRunnerOutput) -> tuple[SteadyBatch, list[str]]:
-        """Return the sequences that got one token and have nothing else to tell, and all others of the step."""
-        planned_ids = list(plan.num_scheduled_tokens)
-        if self._steady is not None and self._steady.planned_ids == planned_ids:
-            assert plan.total_num_scheduled_tokens == len(planned_ids), "who just goes on runs one position a step"
-            return self._steady, []
-        scored: list[Request] = []
-        plain: list[Request] = []
-        others: list[str] = []
-        for request_id in planned_ids:
-            request = self.requests.get(request_id)
-            if request is None or request.has_news or request.num_scheduled_tokens != 1:
-                others.append(request_id)
-            elif not request.wants_rows:
-                plain.append(request)
-            elif request_id in made.sample_rows:
-                scored.append(request)
-            else:
-                others.append(request_id)
-        batch = SteadyBatch(planned_ids, scored, plain)
-        self._steady = None
-        if not others:
-            self._num_decode_batches += 1
-            batch.batch_id = self._num_decode_batches
-            self._steady = batch
-        return batch, others
-
-    def _end_some(
-        self, requests: list[Request], continued: DecodeBatchTokens, places: list[int], outputs: list[EngineCoreOutput]
-    ) -> DecodeBatchTokens:
-        """End those at `places` that their newest token ends, with an output each; return the others."""
-        ended: set[int] = set()
-        for place in places:
-            request = requests[place]
-            ending = find_ending(request, self.max_model_len)
-            if ending is None:
-                continue
-            self._finish(request, *ending)
-            rows = RowRange(continued.rows[place], continued.rows[place] + 1) if place < len(continued.rows) else None
-            outputs.append(make_output(request, [continued.token_ids[place]], rows))
-            ended.add(place)
-        return continued.without(ended) if ended else continued
-
-    def _take_prompt_scores(self, request: Request, plan: SchedulerOutput, made: ModelRunnerOutput) -> PromptScores:
-        first, end = plan.prompt_ranges[request.request_id]
-        num_known = sum(known.end - known.first for known in plan.known_scores.get(request.request_id, ()))
-        self.counters.num_scored_prompt_rows += end - first - num_known
-        self.counters.num_cached_prompt_rows += num_known
-        self.kv.note_scores(request, first, end)
-        request.num_scored = end
-        return take_prompt_scores(made, request.request_id, end - first)
-
-    def _take_tokens(self, request: Request, made: ModelRunnerOutput) -> list[EngineCoreOutput]:
-        """Give a request its new token, or fork a family: each child ends, or goes on, by itself."""
-        token_ids = made.token_ids[request.request_id]
-        rows = None
-        if request.sampling_params.num_logprobs is not None:
-            rows = take_sample_rows(made, request.request_id, len(token_ids))
-            self.counters.num_scored_sample_rows += len(rows)
+        sampled, own_rows = runner_output.sampled, runner_output.full_sample_rows.get(request.request_id)
         sequences = [request] if len(request.seeds) == 1 else self._fork(request)
         outputs = []
-        for index, (sequence, token_id) in enumerate(zip(sequences, token_ids, strict=True)):
-            sequence.output_token_ids.append(token_id)
-            ending = find_ending(sequence, self.max_model_len)
+        for draw, sequence in enumerate(sequences):
+            row = first + draw
+            assert (sampled.request_ids[row], sampled.draws[row]) == (request.request_id, draw), "a draw has no row"
+            run, rows, full_rows = sampled.token_ids[row], sampled.rows[row], None
+            num_taken, ending = sequence.append_run(run)
             if ending is not None:
-                self._finish(sequence, ending.finish_reason, ending.stop_reason)
+                self._finish(sequence, *ending)
             elif sequence.status is RequestStatus.WAITING:
                 self.waiting.push(sequence)
-            row_range, full_rows = (None, None) if rows is None else rows[index]
-            outputs.append(make_output(sequence, [token_id], row_range, full_rows))
-            sequence.has_news = False
+            if rows is not None:
+                self._stats.num_scored_sample_rows += rows.end - rows.first
+                rows = RowRange(rows.first, rows.first + num_taken)
+                if own_rows is not None:
+                    full_rows = own_rows if len(own_rows) == num_taken else own_rows.take_rows(*rows)
+                    rows = None
+            sequence.has_metadata, sequence.has_own_rows = False, full_rows is not None
+            outputs.append(sequence.make_output(run[:num_taken], rows, full_rows))
         return outputs
 
     def _fork(self, family: Request) -> list[Request]:
@@ -467,9 +489,9 @@ class Scheduler:
         self._left_ids = list(self._ids_in_runner)
 
     def get_stats(self) -> SchedulerStats:
-        return self.counters.make_stats(
+        return msgspec.structs.replace(
+            self._stats,
             num_running=len(self.running),
             num_waiting=self._num_waiting_sequences(),
             num_used_blocks=self.kv.num_used_blocks,
-            num_blocks=self.num_blocks,
         )

@@ -1,4 +1,4 @@
-"""What can never run is refused when it comes: a request that was let in always ends."""
+"""Which requests are refused when they come: those that could never run. A request that is admitted always ends."""
 
 from vllm.config import SchedulerConfig
 from vllm.exceptions import VLLMValidationError
@@ -11,13 +11,13 @@ def count_positions(message: EngineCoreRequest, max_model_len: int) -> int:
     Neither the last token of a sequence nor, when the prompt is only scored, the prompt's last token is run.
     """
     params, num_prompt = message.sampling_params, len(message.prompt_token_ids)
-    if params.max_tokens == 0 and count_unowed_scores(message) == num_prompt:
+    if params.max_tokens == 0 and count_unscored(message) == num_prompt:
         return 0
     return min(num_prompt + (params.max_tokens or 0), max_model_len) - 1
 
 
-def count_unowed_scores(message: EngineCoreRequest) -> int:
-    """Return how many leading prompt tokens are owed no score: all of them, or those before the first scored one."""
+def count_unscored(message: EngineCoreRequest) -> int:
+    """Return how many leading prompt tokens get no score: all of them, or those before the first scored one."""
     params, num_prompt = message.sampling_params, len(message.prompt_token_ids)
     return num_prompt if params.prompt_logprobs is None else params.first_scored(num_prompt)
 

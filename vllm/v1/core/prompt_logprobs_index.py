@@ -1,11 +1,11 @@
 """What the worker keeps of each KV block for prompt logprobs: which hidden states, and which tokens' scores.
 
-The numbers themselves lie with the worker, at the block's own index (vllm/v1/worker/score_store.py); the core knows
-which of them are true. A block that is given away forgets everything.
+The values themselves lie with the worker, at the block's own index (vllm/v1/worker/prompt_logprobs_cache.py); the core
+knows which of them are valid. A block that is given away forgets everything.
 """
 
 
-class ScoreLedger:
+class PromptLogprobsIndex:
     """A line a block. A place is a position within its block."""
 
     def __init__(self, num_blocks: int) -> None:
