@@ -2,15 +2,26 @@
 
 import torch
 
+from vllm.distributed.parallel_state import Share, take_vocabulary_share
 from vllm.model_executor.layers.linear import WeightMatrix
+from vllm.model_executor.number_types import NumberTypes
 from vllm.ops import api as ops
 
 
 class Embedding(WeightMatrix):
-    """Token id → row of the matrix."""
+    """Token id → row of the matrix; tensor-parallel ranks share the vocabulary, and their results are summed."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, types: NumberTypes) -> None:
+        super().__init__({"": (take_vocabulary_share(vocab_size),)}, Share.whole(hidden_size), types)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:  # [num_tokens] int64 → [num_tokens, hidden_size]
-        return ops.embed(token_ids, self.weight, self.weight_scale, self.compute_dtype)
+        ((share,),) = self.tensors.values()
+        if share.size == share.total:
+            return ops.embed(token_ids, self.weight, self.weight_scale, self.compute_dtype)
+        is_elsewhere = (token_ids < share.start) | (token_ids >= share.stop)
+        rows = (token_ids - share.start).masked_fill_(is_elsewhere, 0)
+        embedded = ops.embed(rows, self.weight, self.weight_scale, self.compute_dtype)
+        return embedded.masked_fill_(is_elsewhere[:, None], 0)
 
 
 def compute_float32_product(

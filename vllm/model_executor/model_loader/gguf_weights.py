@@ -44,7 +44,8 @@ class GgufSource:
         for hf_name, slot in slots.items():
             matrix = slot.module
             if isinstance(matrix, WeightMatrix) and matrix.weight_scale is not None and slot.parameter == "weight":
-                can_keep[matrix] = can_keep.get(matrix, True) and is_q8_0.get(hf_name, False)
+                can_keep.setdefault(matrix, matrix.can_have_group_scales)
+                can_keep[matrix] &= is_q8_0.get(hf_name, False)
         for matrix in [matrix for matrix, keeps in can_keep.items() if keeps]:
             matrix.use_group_scales()
 
@@ -58,8 +59,8 @@ class GgufSource:
             matrix = slot.module
             if isinstance(matrix, WeightMatrix) and matrix.has_group_scales:
                 stored = split_q8_0(self.gguf.tensors[name], self.gguf.read_tensor_bytes(name))
-                numbers, scale = (self._undo_turn(name, tensor) for tensor in stored)
-                matrix.write_int8_rows(numbers, scale, slot.first_row)
+                elements, scale = (self._undo_turn(name, tensor) for tensor in stored)
+                slot.write_int8(elements, scale)
                 filled.add(hf_name)
         return filled
 

@@ -15,6 +15,7 @@ from torch import nn
 from vllm import host_memory, platforms
 from vllm.checkpoints.gguf_file import open_gguf
 from vllm.config import LoadConfig, ModelConfig, VllmConfig
+from vllm.distributed.parallel_state import tensor_parallel
 from vllm.exceptions import ModelLoadError
 from vllm.logger import init_logger, log_once
 from vllm.model_executor.model_loader.gguf_weights import GgufSource
@@ -62,13 +63,14 @@ def load_model(vllm_config: VllmConfig, dtype: torch.dtype, device: torch.device
         ModelLoadError: missing, unexpected or mis-shaped weights (listed), or a damaged file.
     """
     model_config, load_config = vllm_config.model_config, vllm_config.load_config
-    config = model_config.transformer
+    config, parallel = model_config.transformer, vllm_config.parallel_config
     types = choose_number_types(
         dtype, model_config.quantization, device.type, batch_invariant=vllm_config.batch_invariant
     )
     # Weights are changed later, outside inference mode: they must not be born inside it.
     with torch.inference_mode(False), torch.no_grad():
-        with torch.device("meta"):
+        ranks = tensor_parallel(parallel.tensor_parallel_rank, parallel.tensor_parallel_size)
+        with torch.device("meta"), ranks:
             model_class: type[CausalLM] = import_class(config.model)
             model = model_class(config, types, model_config.max_model_len, get_attention_backend(device))
         if load_config.load_format == "dummy":

@@ -32,8 +32,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         parts = {"q_proj": query_size, "k_proj": kv_size, "v_proj": kv_size}
-        rows = sum(parts.values()) if config.is_fused else parts
-        self.qkv_proj = Linear(hidden_size, rows, has_bias=config.qkv_bias, types=types)
+        self.qkv_proj = Linear(hidden_size, parts, has_bias=config.qkv_bias, types=types, is_fused=config.is_fused)
         self.o_proj = Linear(query_size, hidden_size, has_bias=config.out_bias, types=types)
         self.q_norm = RMSNorm(config.head_dim, norm_eps, types.compute) if config.has_qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, norm_eps, types.compute) if config.has_qk_norm else None
@@ -66,8 +65,7 @@ class GatedMlp(nn.Module):
     def __init__(self, config: MlpConfig, hidden_size: int, types: NumberTypes) -> None:
         super().__init__()
         parts = {"gate_proj": config.size, "up_proj": config.size}
-        rows = 2 * config.size if config.is_fused else parts
-        self.gate_up_proj = Linear(hidden_size, rows, has_bias=config.bias, types=types)
+        self.gate_up_proj = Linear(hidden_size, parts, has_bias=config.bias, types=types, is_fused=config.is_fused)
         self.down_proj = Linear(config.size, hidden_size, has_bias=config.bias, types=types)
         self.activation = config.activation
 
