@@ -1,15 +1,21 @@
 """Layers whose weights tensor-parallel ranks share: what each holds, and what comes of all of them together."""
 
+import dataclasses
+import pathlib
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
+from tests.model_executor.runner import make_config
+from tests.tiny_models import write_tiny_model
+from vllm.config import ParallelConfig
 from vllm.distributed.parallel_state import tensor_parallel
 from vllm.exceptions import ModelLoadError
 from vllm.model_executor.layers.embedding import Embedding, compute_float32_product
 from vllm.model_executor.layers.linear import Linear, WeightMatrix
+from vllm.model_executor.model_loader import load_model
 from vllm.model_executor.number_types import NumberTypes
 from vllm.model_executor.weights import collect_slots
 from vllm.ops.stored_weights import take_int8_rows, widen_rows
@@ -207,3 +213,14 @@ def test_columns_that_cut_through_a_group_get_no_group_scales() -> None:
     with tensor_parallel(0, 2):
         assert not Linear(32, 4, types=TYPES["int8"], shard="rows").can_have_group_scales
         assert Linear(64, 4, types=TYPES["int8"], shard="rows").can_have_group_scales
+
+
+def test_the_loader_gives_a_model_its_share_of_a_checkpoint(tmp_path: pathlib.Path) -> None:
+    config = make_config(write_tiny_model(tmp_path, tokenizer=False))
+    matrices = []
+    for rank, size in ((0, 1), (0, 2), (1, 2)):
+        parallel = ParallelConfig(tensor_parallel_size=size, rank=rank)
+        model = load_model(dataclasses.replace(config, parallel_config=parallel), torch.float32, torch.device("cpu"))
+        matrices.append(model.get_submodule("model.embed_tokens"))
+    alone, *ranks = (matrix.weight for matrix in matrices)
+    assert torch.equal(torch.cat(ranks), alone) and len(ranks[0]) == len(alone) // 2
