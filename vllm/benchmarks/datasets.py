@@ -5,7 +5,7 @@ import json
 import pathlib
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -253,12 +253,3 @@ def _with_length(request: SampleRequest, tokenizer: Tokenizer | None) -> SampleR
         return request._replace(prompt_len=request.prompt_len or len(request.prompt))
     length = len(tokenizer.encode(request.prompt)) if tokenizer is not None else 0
     return request._replace(prompt_len=length)
-
-
-def describe_requests(requests: Sequence[SampleRequest]) -> dict[str, Any]:
-    """Return the sums that a report shows."""
-    return {
-        "num_prompts": len(requests),
-        "prompt_tokens": sum(request.prompt_len for request in requests),
-        "output_tokens": sum(request.output_len or 0 for request in requests),
-    }

@@ -32,6 +32,17 @@ _DEFAULT_FIELDS = {
 }
 
 
+def _refuse(method: str, advice: str) -> Callable[..., NoReturn]:
+    """Return a method of `LLM` that is not served."""
+
+    def refuse(self: "LLM", *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: not served."""
+        raise VLLMUnsupportedError(f"LLM.{method} is not supported: {advice}", parameter=method)
+
+    refuse.__name__ = method
+    return refuse
+
+
 class LLM(ScoringMethods):
     """A model that continues and scores prompts.
 
@@ -334,45 +345,17 @@ class LLM(ScoringMethods):
 
     # ------------------------------------------------------------ not served
 
-    def beam_search(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: beam search is not served yet."""
-        _refuse("beam_search", "ask for n continuations and their cumulative_logprob with generate")
-
-    def encode(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: pooling models are not served."""
-        _refuse("encode", "this engine serves text generation, no pooling models")
-
-    def embed(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: pooling models are not served."""
-        _refuse("embed", "this engine serves text generation, no pooling models")
-
-    def classify(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: pooling models are not served."""
-        _refuse("classify", "this engine serves text generation; see label_logprobs")
-
-    def reward(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: pooling models are not served."""
-        _refuse("reward", "this engine serves text generation, no pooling models")
-
-    def score(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: cross-encoders are not served."""
-        _refuse("score", "this engine serves text generation; see score_continuations and label_logprobs")
-
-    def get_metrics(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: metrics are served over HTTP."""
-        _refuse("get_metrics", "llm.llm_engine.get_stats() has the engine's counters; the server has /metrics")
-
-    def start_profile(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: there is no profiler."""
-        _refuse("start_profile", "use an ordinary profiler; the engine runs in this process")
-
-    def stop_profile(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: there is no profiler."""
-        _refuse("stop_profile", "use an ordinary profiler; the engine runs in this process")
-
-
-def _refuse(method: str, advice: str) -> NoReturn:
-    raise VLLMUnsupportedError(f"LLM.{method} is not supported: {advice}", parameter=method)
+    beam_search = _refuse("beam_search", "ask for n continuations and their cumulative_logprob with generate")
+    encode = _refuse("encode", "this engine serves text generation, no pooling models")
+    embed = _refuse("embed", "this engine serves text generation, no pooling models")
+    classify = _refuse("classify", "this engine serves text generation; see label_logprobs")
+    reward = _refuse("reward", "this engine serves text generation, no pooling models")
+    score = _refuse("score", "this engine serves text generation; see score_continuations and label_logprobs")
+    get_metrics = _refuse(
+        "get_metrics", "llm.llm_engine.get_stats() has the engine's counters; the server has /metrics"
+    )
+    start_profile = _refuse("start_profile", "use an ordinary profiler; the engine runs in this process")
+    stop_profile = _refuse("stop_profile", "use an ordinary profiler; the engine runs in this process")
 
 
 def _refuse_mm_kwargs(given: Mapping[str, Any] | None) -> None:

@@ -49,7 +49,7 @@ class ShownTokens:
 
     def __init__(self, token_bytes: "TokenBytes", skip_special_tokens: bool) -> None:
         self.token_bytes = token_bytes
-        self.strips_leading_space = token_bytes.leading_space is not LeadingSpace.KEPT
+        self.strips_leading_space = token_bytes.strips_leading_space
         skipped = token_bytes.special_ids if skip_special_tokens else frozenset()
         self.bytes_of: dict[int, bytes] = _LazyTable(lambda i: b"" if i in skipped else token_bytes[i])
         self.text_of: dict[int, str | None] = _LazyTable(lambda i: _whole_text(self.bytes_of[i]))

@@ -13,13 +13,13 @@ from tokenizers import Tokenizer as Backend
 
 from tests.tiny_tokenizers import make_byte_level_tokenizer, make_metaspace_tokenizer
 from tests.tokenizers.strategies import token_id_lists
+from tests.v1.engine.spans import compute_token_spans
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.token_bytes import TokenBytes
 from vllm.tokenizers.tokenizer import Tokenizer, TokenizerSettings
 from vllm.v1.engine.detokenizer import (
     IncrementalDetokenizer,
     SilentDetokenizer,
-    compute_token_spans,
     make_detokenizer,
 )
 

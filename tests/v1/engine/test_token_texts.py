@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from tests.tiny_tokenizers import FIRST_BYTE_ID, make_byte_level_tokenizer, make_metaspace_tokenizer
 from tests.tokenizers.strategies import token_id_lists
+from tests.v1.engine.spans import compute_token_spans
 from vllm.logprobs import FlatLogprobs
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer, TokenizerSettings
-from vllm.v1.engine.detokenizer import IncrementalDetokenizer, compute_token_spans
+from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.logprobs import SequenceTexts, make_token_texts
 
 KINDS = ["byte_level", "metaspace"]

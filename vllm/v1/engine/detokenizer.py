@@ -5,7 +5,7 @@ strings are looked for here, and text that could still become one is held back w
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.token_bytes import TokenBytes, decode_bytes
@@ -255,35 +255,3 @@ class IncrementalDetokenizer:
         self._pending = b""
         self._is_stopped = True
         return stop
-
-
-# ---------------------------------------------------------------- where tokens stand in a text
-
-
-class TokenSpan(NamedTuple):
-    """Where a token shows: text[start : start + len(text)] == text for a token that shows something."""
-
-    start: int  # characters
-    text: str  # "" for a hidden token and for one that holds a part of a character
-
-
-def compute_token_spans(
-    token_bytes: TokenBytes,
-    token_ids: Sequence[int],
-    *,
-    context: Sequence[int] = (),
-    skip_special_tokens: bool = True,
-    start: int = 0,
-) -> list[TokenSpan]:
-    """Return the place of each token in the uncut text that `token_ids` make behind the tokens of `context`.
-
-    The text is that of IncrementalDetokenizer with the prompt `context`; `start` is the place of its first character.
-    """
-    detokenizer = IncrementalDetokenizer(token_bytes, context, skip_special_tokens=skip_special_tokens)
-    spans = []
-    for token_id in token_ids:
-        detokenizer.update((token_id,))
-        text = detokenizer.take_new_text(finished=False, delta=True)
-        spans.append(TokenSpan(start, text))
-        start += len(text)
-    return spans
