@@ -130,7 +130,7 @@ def get_total_memory() -> int:
 
 
 def get_resident_memory() -> int:
-    """Return the bytes of memory that this process holds; 0 where Linux doesn't tell."""
+    """Return the bytes of memory that this process holds; 0 where Linux doesn't say."""
     try:
         pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
     except OSError:

@@ -176,9 +176,16 @@ def docstrings_of(tree: ast.Module) -> set[int]:
 def names_in_strings(tree: ast.Module, modules: Iterable[str]) -> Iterator[str]:
     """Yield the modules that strings name, for `importlib.import_module`, as "module:Class", or as code to run."""
     left_out = docstrings_of(tree)
+    texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in left_out]
+    assigned = {ast.unparse(n.targets[0]): n.value for n in tree.body if isinstance(n, ast.Assign)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in left_out:
-            yield from (name for name in re.findall(r"\bvllm(?:\.\w+)*", node.value) if name in modules)
+        if isinstance(node, ast.JoinedStr):  # with what stands in the file's own constants
+            inner = [piece.value if isinstance(piece, ast.FormattedValue) else piece for piece in node.values]
+            pieces = [assigned.get(ast.unparse(piece), piece) for piece in inner]
+            texts.append("".join(str(piece.value) for piece in pieces if isinstance(piece, ast.Constant)))
+    for text in texts:
+        if isinstance(text, str):
+            yield from (name for name in re.findall(r"\bvllm(?:\.\w+)*", text) if name in modules)
 
 
 def find_circle(edges: dict[str, set[str]]) -> list[str]:
@@ -214,8 +221,12 @@ def test_modules_do_not_name_each_other_in_circles() -> None:
 
 
 def test_circles_are_found_through_imports_and_through_strings() -> None:
-    lazy = ast.parse('"""vllm.doc"""\nmake = resolve_name("vllm.b:Made")\nrun("from vllm.c import main; main()")')
-    assert list(names_in_strings(lazy, {"vllm", "vllm.doc", "vllm.b", "vllm.c"})) == ["vllm.b", "vllm.c"]
+    lazy = ast.parse(
+        '"""vllm.doc"""\nplace = "vllm"\nmake = resolve_name("vllm.b:Made")\n'
+        'run("from vllm.c import main; main()")\ntable = {1: f"{place}.d:Class", 2: f"{unknown}.e"}'
+    )
+    modules = {"vllm.doc", "vllm.b", "vllm.c", "vllm.d", "vllm.e"}
+    assert sorted(names_in_strings(lazy, modules)) == ["vllm.b", "vllm.c", "vllm.d"]
     assert find_circle({"a": {"b", "c"}, "b": {"d"}, "c": {"b"}, "d": set()}) == []
     assert find_circle({"a": {"b"}, "b": {"c"}, "c": {"d"}, "d": {"b"}}) == ["b", "c", "d", "b"]
 

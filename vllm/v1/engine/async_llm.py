@@ -287,7 +287,7 @@ class AsyncLLM:
         self._wake_idle_waiters()
 
     def handle_refusal(self, refused: Refused) -> None:
-        """Tell a request's reader that the core did not let it in."""
+        """Give a request's reader the core's refusal."""
         collector = self._collectors.get(refused.request_id)
         if collector is not None:
             collector.put(refused.error.rebuild())

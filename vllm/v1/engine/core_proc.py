@@ -229,7 +229,7 @@ def main() -> None:
 def _serve(core: EngineCore, inputs: zmq.Socket, outputs: zmq.Socket, steps_on_demand: bool) -> NoReturn:
     process = EngineCoreProcess(core, inputs, outputs, steps_on_demand=steps_on_demand)
     process.send(Ready(core.ready))
-    # What start-up has made stays: the collector need not look at it again.
+    # What start-up has made stays: the garbage collector need not visit it again.
     gc.collect()
     gc.freeze()
     process.run()

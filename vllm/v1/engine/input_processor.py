@@ -17,7 +17,7 @@ _MASK_64 = 2**64 - 1
 
 
 class ProcessedRequest(NamedTuple):
-    """A request at the door of the engine."""
+    """A request as it enters the engine."""
 
     request_id: str  # the caller's; the core request carries one of our own
     prompt_text: str | None  # None for a prompt of token ids without a text

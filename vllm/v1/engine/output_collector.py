@@ -1,4 +1,4 @@
-"""The mailbox between the engine's loop and one request's reader: a slow reader finds its outputs merged."""
+"""What waits between the engine's loop and one request's reader: a slow reader finds its outputs merged."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ class RequestOutputCollector:
     def __init__(self, kind: RequestOutputKind) -> None:
         self._aggregates = kind is RequestOutputKind.DELTA
         self._waiting: RequestOutput | BaseException | None = None
-        self._has_mail = asyncio.Event()
+        self._has_item = asyncio.Event()
 
     def put(self, item: RequestOutput | BaseException) -> None:
         """Leave an output, or the error that ends the request."""
@@ -25,12 +25,12 @@ class RequestOutputCollector:
             waiting.add(item, aggregate=self._aggregates)
         elif not isinstance(waiting, BaseException):
             self._waiting = item
-        self._has_mail.set()
+        self._has_item.set()
 
     def get_nowait(self) -> RequestOutput | None:
         """Return what waits, or None; raises the error that was left."""
         item, self._waiting = self._waiting, None
-        self._has_mail.clear()
+        self._has_item.clear()
         if isinstance(item, BaseException):
             raise item
         return item
@@ -38,7 +38,7 @@ class RequestOutputCollector:
     async def get(self) -> RequestOutput:
         """Return what waits, as soon as something does; raises the error that was left."""
         while True:
-            await self._has_mail.wait()
+            await self._has_item.wait()
             item = self.get_nowait()
             if item is not None:
                 return item

@@ -30,7 +30,7 @@ class OutputHandler(Protocol):
 class OutputPump:
     """Handles one slice in each round of the event loop.
 
-    The next letter is read when the one before is handled, so the core waits for a loop that can't follow. Nothing is
+    The next message is read when the one before is handled, so the core waits for a loop that can't follow. Nothing is
     lost when a loop ends in the middle: the pump goes on in the next one.
     """
 
@@ -43,9 +43,9 @@ class OutputPump:
 
     def attach(self) -> None:
         """Serve the running loop."""
-        if not self._is_stopped and self._client.attach(self._on_mail, self.drain):
+        if not self._is_stopped and self._client.attach(self._on_message, self.drain):
             self._is_running = False  # in a loop before this one
-            self._on_mail()
+            self._on_message()
 
     def drain(self) -> None:
         """Handle everything that a core which has died left, then its death."""
@@ -54,14 +54,14 @@ class OutputPump:
                 pass
         except Exception:
             logger.exception("an output of the dead engine core could not be handled")
-        self._tell_death(self._client.describe_death())
+        self._report_death(self._client.describe_death())
 
     def stop(self) -> None:
         """Handle nothing any more."""
         self._is_stopped = True
         self._slices.clear()
 
-    def _on_mail(self) -> None:
+    def _on_message(self) -> None:
         if not self._is_running:
             self._is_running = True
             self._run()
@@ -73,7 +73,7 @@ class OutputPump:
             has_more = self._handle_next()
         except Exception as error:
             logger.exception("an output could not be handled; the engine ends")
-            self._tell_death(f"the engine has died while it handled outputs: {type(error).__name__}: {error}")
+            self._report_death(f"the engine has died while it handled outputs: {type(error).__name__}: {error}")
             return
         if has_more:
             asyncio.get_running_loop().call_soon(self._run)
@@ -83,17 +83,17 @@ class OutputPump:
     def _handle_next(self) -> bool:
         """Handle one slice; return False when there is none."""
         if not self._slices:
-            letter = self._client.receive_nowait()
-            if letter is None:
+            message = self._client.receive_nowait()
+            if message is None:
                 return False
-            if isinstance(letter, Refused):
-                self._handler.handle_refusal(letter)
+            if isinstance(message, Refused):
+                self._handler.handle_refusal(message)
                 return True
-            self._slices.extend(cut(letter.outputs, envs.output_proc_chunk_size()))
+            self._slices.extend(cut(message.outputs, envs.output_proc_chunk_size()))
         self._handler.handle_outputs(self._slices.popleft())
         return True
 
-    def _tell_death(self, reason: str) -> None:
+    def _report_death(self, reason: str) -> None:
         if not self._is_stopped:
             self.stop()
             self._handler.handle_death(reason)

@@ -1,4 +1,4 @@
-"""How much may wait for the core: what is beyond is refused at the door."""
+"""How much may wait for the core: what is beyond is refused on arrival."""
 
 from collections.abc import Iterable
 

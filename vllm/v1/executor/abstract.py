@@ -9,7 +9,7 @@ from vllm.v1.messages import EngineCoreReady, ModelRunnerOutput, SchedulerOutput
 
 
 class Executor(ABC):
-    """Runs steps on its workers; made by the core, started once."""
+    """Runs steps on its workers; constructed by the core, started once."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         self.vllm_config = vllm_config
