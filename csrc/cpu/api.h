@@ -18,17 +18,17 @@ enum Status : int32_t {
   kUnknownVariant = 4,   // not compiled in, or not run by this CPU
 };
 
-// Of int8 rows kRowGroup lie side by side: a number of each, then the next one of each; a last group that is not full
-// takes the room of a full one. kInt8Blocks: each kFactorBlock numbers of a row have a factor of their own.
-enum WeightKind : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kInt8Blocks = 3 };
-inline constexpr int64_t kFactorBlock = 32;
-inline constexpr int64_t kRowGroup = 32;
+// Of int8 rows kInterleavedRows are interleaved: an element of each, then the next one of each; a last set that is not
+// full takes the memory of a full one. kInt8Groups: each kGroupSize elements of a row have a scale of their own.
+enum WeightKind : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kInt8Groups = 3 };
+inline constexpr int64_t kGroupSize = 32;
+inline constexpr int64_t kInterleavedRows = 32;
 
 // A matrix of weights, and what its product is multiplied by and added to; see vllm_linear.
 struct Matrix {
-  const void* weight;                 // [num_columns, size] of `kind`; int8: [groups, size, kRowGroup]
+  const void* weight;  // [num_columns, size] of `kind`; int8: [num_columns / kInterleavedRows, size, kInterleavedRows]
   int64_t stride, num_columns, size;  // stride: from row to row; int8: size
-  const float* scale;                 // [num_columns] or null; kInt8Blocks: [size / kFactorBlock, num_columns]
+  const float* scale;                 // [num_columns] or null; kInt8Groups: [size / kGroupSize, num_columns]
   const float* bias;                  // [num_columns] or null
   int64_t kind;
 };
@@ -71,7 +71,7 @@ struct DecoderStep {
 
 }  // namespace vllm::cpu
 
-// Raised whenever a signature below changes; the Python door refuses a library of another number.
+// Raised whenever a signature below changes; Python refuses a library of another version.
 inline constexpr int32_t kVllmAbiVersion = 8;
 
 VLLM_API int32_t vllm_abi_version();
@@ -161,7 +161,7 @@ VLLM_API int32_t vllm_rotate_and_write_kv(const float* qkv,  // [num_tokens, num
                                           int64_t num_slots, int32_t num_threads,
                                           float* query);  // [num_tokens, num_heads, head_dim]
 
-// Turns every head: output = x * cos + swapped halves of x * sin.
+// Rotates every head: output = x * cos + swapped halves of x * sin.
 VLLM_API int32_t vllm_rotate(const float* heads, int64_t token_stride, int64_t num_tokens, int64_t num_heads,
                              int64_t head_dim, const float* cos, const float* sin, int32_t num_threads, float* output);
 
@@ -175,15 +175,15 @@ VLLM_API int32_t vllm_rms_norm(const float* x, int64_t x_stride, float* residual
 VLLM_API int32_t vllm_silu_and_multiply(const float* gate_up, int64_t row_stride, int64_t num_rows, int64_t size,
                                         int32_t num_threads, float* output);
 
-// output = x . weight^T * scale + bias; a row of weights an output column, with a factor of its own where scale is not
-// null. kInt8Blocks: weights are multiplied by their block's factor first, so the bits are those of the products as
-// float32 weights; size is a multiple of kFactorBlock. Each output's bits depend on its own row of x and row of weights
+// output = x . weight^T * scale + bias; a row of weights an output column, with a scale of its own where `scale` is not
+// null. kInt8Groups: weights are multiplied by their group's scale first, so the bits are those of the products as
+// float32 weights; size is a multiple of kGroupSize. Each output's bits depend on its own row of x and row of weights
 // alone.
 VLLM_API int32_t vllm_linear(const float* x,  // [num_rows, size]
                              int64_t x_stride, int64_t num_rows, int64_t size,
                              const void* weight,  // as in Matrix
                              int64_t weight_stride, int64_t num_columns, int32_t weight_kind,
-                             const float* scale,  // [num_columns] or null; kInt8Blocks: as in Matrix
+                             const float* scale,  // [num_columns] or null; kInt8Groups: as in Matrix
                              const float* bias,   // [num_columns] or null
                              int32_t num_threads,
                              float* output,  // [num_rows, num_columns]

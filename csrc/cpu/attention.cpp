@@ -1,13 +1,13 @@
-// Paged attention: which rows meet which keys, and in what order partial results are joined.
+// Paged attention: which rows attend to which keys, and in what order partial results are joined.
 //
-// A unit is the rows of some consecutive tokens of one request, for one KV head (all query heads that share it) or,
-// where they are few, for all of them. Its keys are walked in tiles of kKeyTile positions, tiles are gathered into
+// A work item is the rows of some consecutive tokens of one request, for one KV head (all query heads that share it)
+// or, where they are few, for all of them. Its keys are taken in tiles of kKeyTile positions, tiles are gathered into
 // spans of kSpan positions, and spans are joined in rising order. Tiles and spans start at multiples of their size in
 // absolute positions, and a span's partial result is computed alone whether threads share it or not: so a row's result
 // is the same to the bit for any chunking of the prompt, any batch, any block size and any number of threads.
 //
-// Where rows are few, memory sets the pace: a thread walks neighbouring units in one go, block after block with all KV
-// heads that lie in it, and each tile's kernel asks for the next tile's keys before they are needed.
+// Where rows are few, memory bounds the speed: a thread computes neighbouring items one after the other, block after
+// block with all KV heads that lie in it, and each tile's kernel prefetches the next tile's keys.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -21,19 +21,19 @@ namespace vllm::cpu {
 namespace {
 
 constexpr int64_t kSpan = 4 * kKeyTile;
-constexpr int64_t kMaxUnitRows = 96;  // their queries, scores and outputs stay in the second-level cache
-constexpr int64_t kFewRows = 12;      // of a KV head: fewer share the walk with the other KV heads
+constexpr int64_t kMaxItemRows = 96;     // their queries, scores and outputs stay in the second-level cache
+constexpr int64_t kMergedHeadRows = 12;  // of a KV head: fewer are computed with the other KV heads
 constexpr int64_t kSharesPerThread = 8;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 size_t to_size(int64_t n) { return static_cast<size_t>(n); }
 
-struct Problem {
+struct Arguments {
   const float* query;
   int64_t token_stride, num_heads;
   const char* kv_cache;
-  int64_t number_size;  // bytes of a number in the cache: 4 of float32, 2 of bfloat16
+  int64_t element_size;  // bytes of an element of the cache: 4 of float32, 2 of bfloat16
   int64_t num_blocks, block_size, num_kv_heads, head_dim;
   const int32_t* block_tables;
   int64_t table_stride;
@@ -47,18 +47,18 @@ struct Problem {
   int64_t group() const { return num_heads / num_kv_heads; }
   int64_t padded_dim() const { return divide_up(head_dim, 16) * 16; }
   int64_t state_size() const { return padded_dim() + 2; }  // of a row
-  int64_t max_unit_tokens() const { return std::max(kMaxUnitRows / group(), int64_t{1}); }
-  int64_t max_unit_rows() const { return std::max(max_unit_tokens() * group(), kFewRows * num_kv_heads); }
+  int64_t max_item_tokens() const { return std::max(kMaxItemRows / group(), int64_t{1}); }
+  int64_t max_item_rows() const { return std::max(max_item_tokens() * group(), kMergedHeadRows * num_kv_heads); }
   int64_t first_visible(int64_t position) const {
     return sliding_window > 0 ? std::max<int64_t>(position - sliding_window + 1, 0) : 0;
   }
-  const char* keys(int64_t kv_head) const { return kv_cache + kv_head * head_dim * number_size; }
+  const char* keys(int64_t kv_head) const { return kv_cache + kv_head * head_dim * element_size; }
   const char* values(int64_t kv_head) const {
-    return keys(kv_head) + num_blocks * block_size * num_kv_heads * head_dim * number_size;
+    return keys(kv_head) + num_blocks * block_size * num_kv_heads * head_dim * element_size;
   }
 };
 
-struct Unit {
+struct WorkItem {
   int64_t request, first_head, num_heads;  // KV heads
   int64_t first_token, num_tokens;         // in the batch
   int64_t first_position;                  // of the first token
@@ -69,16 +69,16 @@ struct Unit {
   int64_t first_span() const { return first_key / kSpan; }
   int64_t end_span() const { return divide_up(end_key, kSpan); }
   int64_t first_tile(int64_t span) const { return std::max(span * kSpan, first_key) / kKeyTile * kKeyTile; }
-  // In units of a key that meets one row; reading a key costs as much as some rows.
+  // 1 is one key for one row; reading a key costs as much as some rows.
   int64_t cost() const { return (end_key - first_key) * num_heads * (head_rows + 4); }
 };
 
 // A tile's place, and where its keys and values lie.
 struct TilePlace {
-  const Unit* unit;
+  const WorkItem* item;
   int64_t start;               // position of the tile's first key
   int64_t first_key, end_key;  // in the tile: what some row sees
-  int64_t slots[kKeyTile];     // in numbers from the start of the keys or values of a KV head
+  int64_t slots[kKeyTile];     // in elements from the start of the keys or values of a KV head
 };
 
 // One thread's scratch; kept between calls, since every layer of a step wants the same.
@@ -87,8 +87,8 @@ struct Scratch {
   std::vector<KeyRange> visible;
   TilePlace places[2];
 
-  void reserve(const Problem& p) {
-    const size_t rows = to_size(p.max_unit_rows());
+  void reserve(const Arguments& p) {
+    const size_t rows = to_size(p.max_item_rows());
     queries.resize(rows * to_size(p.head_dim));
     packed_keys.resize(to_size(p.head_dim * kKeyTile));
     packed_values.resize(to_size(p.padded_dim() * kKeyTile));
@@ -99,9 +99,9 @@ struct Scratch {
   }
 };
 
-Scratch& get_scratch(const Problem& problem) {
+Scratch& get_scratch(const Arguments& arguments) {
   thread_local Scratch scratch;
-  scratch.reserve(problem);
+  scratch.reserve(arguments);
   return scratch;
 }
 
@@ -129,27 +129,27 @@ void join_state(const AttentionState& earlier, const AttentionState& later, int6
   }
 }
 
-// With `merges_heads`, few rows walk the cache for all KV heads at once.
-std::vector<Unit> plan_units(const Problem& p, bool merges_heads) {
-  std::vector<Unit> units;
-  units.reserve(to_size(p.num_requests * (merges_heads ? 1 : p.num_kv_heads)));
+// With `merges_heads`, a few rows are computed for all KV heads at once.
+std::vector<WorkItem> plan_items(const Arguments& p, bool merges_heads) {
+  std::vector<WorkItem> items;
+  items.reserve(to_size(p.num_requests * (merges_heads ? 1 : p.num_kv_heads)));
   for (int64_t request = 0; request < p.num_requests; ++request) {
     const int64_t first = p.query_starts[request], end = p.query_starts[request + 1];
     const int64_t offset = p.seq_lens[request] - end;  // position = offset + token
-    for (int64_t token = first; token < end; token += p.max_unit_tokens()) {
-      const int64_t num_tokens = std::min(p.max_unit_tokens(), end - token);
+    for (int64_t token = first; token < end; token += p.max_item_tokens()) {
+      const int64_t num_tokens = std::min(p.max_item_tokens(), end - token);
       const int64_t position = offset + token, rows = num_tokens * p.group();
-      const int64_t num_heads = merges_heads && rows <= kFewRows ? p.num_kv_heads : 1;
+      const int64_t num_heads = merges_heads && rows <= kMergedHeadRows ? p.num_kv_heads : 1;
       for (int64_t kv_head = 0; kv_head < p.num_kv_heads; kv_head += num_heads) {
-        units.push_back({request, kv_head, num_heads, token, num_tokens, position, p.first_visible(position),
+        items.push_back({request, kv_head, num_heads, token, num_tokens, position, p.first_visible(position),
                          position + num_tokens, rows});
       }
     }
   }
-  return units;
+  return items;
 }
 
-bool has_bad_block(const Problem& p) {
+bool has_bad_block(const Arguments& p) {
   for (int64_t request = 0; request < p.num_requests; ++request) {
     const int64_t num_tokens = p.query_starts[request + 1] - p.query_starts[request];
     const int64_t end = p.seq_lens[request];
@@ -163,11 +163,11 @@ bool has_bad_block(const Problem& p) {
   return false;
 }
 
-// queries[head of the unit][token][head of the group]
-void load_queries(const Problem& p, const Unit& unit, float* queries) {
+// queries[head of the item][token][head of the group]
+void load_queries(const Arguments& p, const WorkItem& item, float* queries) {
   const int64_t size = p.group() * p.head_dim;
-  for (int64_t kv_head = unit.first_head; kv_head < unit.first_head + unit.num_heads; ++kv_head) {
-    for (int64_t token = unit.first_token; token < unit.first_token + unit.num_tokens; ++token) {
+  for (int64_t kv_head = item.first_head; kv_head < item.first_head + item.num_heads; ++kv_head) {
+    for (int64_t token = item.first_token; token < item.first_token + item.num_tokens; ++token) {
       const float* heads = p.query + token * p.token_stride + kv_head * size;
       for (int64_t i = 0; i < size; ++i) *queries++ = heads[i] * p.scale;
     }
@@ -175,12 +175,12 @@ void load_queries(const Problem& p, const Unit& unit, float* queries) {
 }
 
 // Finds the keys of the tile that starts at `start`. Places that no row sees repeat a key that some row does.
-void find_keys(const Problem& p, const Unit& unit, int64_t start, TilePlace* place) {
-  place->unit = &unit;
+void find_keys(const Arguments& p, const WorkItem& item, int64_t start, TilePlace* place) {
+  place->item = &item;
   place->start = start;
-  place->first_key = std::max<int64_t>(unit.first_key - start, 0);
-  place->end_key = std::min(unit.end_key - start, kKeyTile);
-  const int32_t* table = p.block_tables + unit.request * p.table_stride;
+  place->first_key = std::max<int64_t>(item.first_key - start, 0);
+  place->end_key = std::min(item.end_key - start, kKeyTile);
+  const int32_t* table = p.block_tables + item.request * p.table_stride;
   const int64_t slot_size = p.num_kv_heads * p.head_dim;
   for (int64_t key = place->first_key; key < place->end_key;) {
     const int64_t position = start + key;
@@ -194,9 +194,9 @@ void find_keys(const Problem& p, const Unit& unit, int64_t start, TilePlace* pla
 }
 
 // What each row of one KV head sees of the tile.
-void find_visible(const Problem& p, const Unit& unit, const TilePlace& place, KeyRange* visible) {
-  for (int64_t token = 0; token < unit.num_tokens; ++token) {
-    const int64_t position = unit.first_position + token;
+void find_visible(const Arguments& p, const WorkItem& item, const TilePlace& place, KeyRange* visible) {
+  for (int64_t token = 0; token < item.num_tokens; ++token) {
+    const int64_t position = item.first_position + token;
     const int64_t end = std::clamp<int64_t>(position + 1 - place.start, 0, place.end_key);
     const int64_t first = std::clamp<int64_t>(p.first_visible(position) - place.start, 0, end);
     std::fill_n(visible + token * p.group(), p.group(),
@@ -204,42 +204,42 @@ void find_visible(const Problem& p, const Unit& unit, const TilePlace& place, Ke
   }
 }
 
-// Walks units that one thread computes one after the other: it knows what comes next, and has it fetched.
-class Walk {
+// Computes items one after the other on one thread, and prefetches what comes next.
+class Worker {
  public:
-  Walk(const Kernels& kernels, const Problem& problem, const Unit* end)
-      : attend_(problem.number_size == 4 ? kernels.attend_float32 : kernels.attend_bfloat16),
-        p_(problem),
+  Worker(const Kernels& kernels, const Arguments& arguments, const WorkItem* end)
+      : attend_(arguments.element_size == 4 ? kernels.attend_float32 : kernels.attend_bfloat16),
+        p_(arguments),
         end_(end),
-        scratch_(get_scratch(problem)) {
-    scratch_.places[0].unit = scratch_.places[1].unit = nullptr;
+        scratch_(get_scratch(arguments)) {
+    scratch_.places[0].item = scratch_.places[1].item = nullptr;
   }
 
-  // Computes the unit's rows and writes their output.
-  void attend_unit(const Unit& unit) {
-    const int64_t rows = unit.num_rows();
+  // Computes the item's rows and writes their output.
+  void attend_item(const WorkItem& item) {
+    const int64_t rows = item.num_rows();
     const AttentionState total = place_state(scratch_.states.data(), rows);
     const AttentionState part = place_state(total.max + rows * p_.state_size(), rows);
-    load_queries(p_, unit, scratch_.queries.data());
-    attend_span(unit, unit.first_span(), total);
-    for (int64_t span = unit.first_span() + 1; span < unit.end_span(); ++span) {
-      attend_span(unit, span, part);
+    load_queries(p_, item, scratch_.queries.data());
+    attend_span(item, item.first_span(), total);
+    for (int64_t span = item.first_span() + 1; span < item.end_span(); ++span) {
+      attend_span(item, span, part);
       join_state(total, part, rows, p_.padded_dim());
     }
-    write_output(unit, total);
+    write_output(item, total);
   }
 
   // Computes the partial result of one span.
-  void attend_part(const Unit& unit, int64_t span, const AttentionState& state) {
-    load_queries(p_, unit, scratch_.queries.data());
-    attend_span(unit, span, state);
+  void attend_part(const WorkItem& item, int64_t span, const AttentionState& state) {
+    load_queries(p_, item, scratch_.queries.data());
+    attend_span(item, span, state);
   }
 
-  void write_output(const Unit& unit, const AttentionState& state) const {
+  void write_output(const WorkItem& item, const AttentionState& state) const {
     const float* sums = state.output;
     const float* total = state.sum;
-    for (int64_t kv_head = unit.first_head; kv_head < unit.first_head + unit.num_heads; ++kv_head) {
-      for (int64_t token = unit.first_token; token < unit.first_token + unit.num_tokens; ++token) {
+    for (int64_t kv_head = item.first_head; kv_head < item.first_head + item.num_heads; ++kv_head) {
+      for (int64_t token = item.first_token; token < item.first_token + item.num_tokens; ++token) {
         float* output = p_.output + (token * p_.num_heads + kv_head * p_.group()) * p_.head_dim;
         for (int64_t head = 0; head < p_.group(); ++head, ++total, sums += p_.padded_dim(), output += p_.head_dim) {
           for (int64_t d = 0; d < p_.head_dim; ++d) output[d] = sums[d] / *total;
@@ -249,63 +249,63 @@ class Walk {
   }
 
  private:
-  const TilePlace& find_place(const Unit& unit, int64_t start) {
+  const TilePlace& find_place(const WorkItem& item, int64_t start) {
     for (const TilePlace& place : scratch_.places) {
-      if (place.unit == &unit && place.start == start) return place;
+      if (place.item == &item && place.start == start) return place;
     }
-    find_keys(p_, unit, start, &scratch_.places[0]);
+    find_keys(p_, item, start, &scratch_.places[0]);
     fetch_keys(scratch_.places[0]);
     return scratch_.places[0];
   }
 
-  // Asks for the keys of a walk's first tile all at once: nothing before it had them fetched.
+  // Prefetches all keys of the first tile: nothing before it did.
   void fetch_keys(const TilePlace& place) const {
-    const char* keys = p_.keys(place.unit->first_head);
-    const int64_t row_bytes = place.unit->num_heads * p_.head_dim * p_.number_size;
+    const char* keys = p_.keys(place.item->first_head);
+    const int64_t row_bytes = place.item->num_heads * p_.head_dim * p_.element_size;
     for (int64_t key = place.first_key; key < place.end_key; ++key) {
-      const char* row = keys + place.slots[key] * p_.number_size;
+      const char* row = keys + place.slots[key] * p_.element_size;
       for (int64_t at = 0; at < row_bytes; at += kLineBytes) __builtin_prefetch(row + at);
     }
   }
 
   // The tile that is computed after `place`; itself if there is none.
   const TilePlace& find_next_place(const TilePlace& place) {
-    const Unit* unit = place.unit;
+    const WorkItem* item = place.item;
     int64_t start = place.start + kKeyTile;
-    if (start >= unit->end_key) {
-      if (++unit == end_) return place;
-      start = unit->first_key / kKeyTile * kKeyTile;
+    if (start >= item->end_key) {
+      if (++item == end_) return place;
+      start = item->first_key / kKeyTile * kKeyTile;
     }
     TilePlace* other = &scratch_.places[&place == &scratch_.places[0] ? 1 : 0];
-    find_keys(p_, *unit, start, other);
+    find_keys(p_, *item, start, other);
     return *other;
   }
 
-  void attend_span(const Unit& unit, int64_t span, const AttentionState& state) {
-    clear_state(state, unit.num_rows(), p_.padded_dim());
+  void attend_span(const WorkItem& item, int64_t span, const AttentionState& state) {
+    clear_state(state, item.num_rows(), p_.padded_dim());
     AttentionTile tile = {};
-    tile.num_heads = unit.num_heads;
-    tile.num_rows = unit.head_rows;
+    tile.num_heads = item.num_heads;
+    tile.num_rows = item.head_rows;
     tile.head_dim = p_.head_dim;
     tile.padded_dim = p_.padded_dim();
     tile.queries = scratch_.queries.data();
-    tile.keys = p_.keys(unit.first_head);
-    tile.values = p_.values(unit.first_head);
+    tile.keys = p_.keys(item.first_head);
+    tile.values = p_.values(item.first_head);
     tile.visible = scratch_.visible.data();
     tile.packed_keys = scratch_.packed_keys.data();
     tile.packed_values = scratch_.packed_values.data();
     tile.scores = scratch_.scores.data();
     tile.decay = scratch_.decay.data();
     tile.state = state;
-    const int64_t end = std::min((span + 1) * kSpan, unit.end_key);
-    for (int64_t start = unit.first_tile(span); start < end; start += kKeyTile) {
-      const TilePlace& place = find_place(unit, start);
+    const int64_t end = std::min((span + 1) * kSpan, item.end_key);
+    for (int64_t start = item.first_tile(span); start < end; start += kKeyTile) {
+      const TilePlace& place = find_place(item, start);
       const TilePlace& next_place = find_next_place(place);
-      find_visible(p_, unit, place, scratch_.visible.data());
+      find_visible(p_, item, place, scratch_.visible.data());
       tile.slots = place.slots;
       tile.first_key = place.first_key;
       tile.end_key = place.end_key;
-      tile.next_keys = p_.keys(next_place.unit->first_head);
+      tile.next_keys = p_.keys(next_place.item->first_head);
       tile.next_slots = next_place.slots;
       tile.next_first_key = next_place.first_key;
       tile.next_end_key = next_place.end_key;
@@ -314,79 +314,79 @@ class Walk {
   }
 
   void (*attend_)(const AttentionTile&);
-  const Problem& p_;
-  const Unit* end_;
+  const Arguments& p_;
+  const WorkItem* end_;
   Scratch& scratch_;
 };
 
-// For few units: every span is an item of its own, so that all threads share one long context.
-void attend_split(const Kernels& kernels, const Problem& p, const std::vector<Unit>& units, int num_threads) {
-  struct Item {
-    const Unit* unit;
+// For few items: the spans are shared out one by one, so that all threads share one long context.
+void attend_split(const Kernels& kernels, const Arguments& p, const std::vector<WorkItem>& items, int num_threads) {
+  struct Part {
+    const WorkItem* item;
     int64_t span, state_offset;
   };
-  std::vector<Item> items;
+  std::vector<Part> parts;
   int64_t num_floats = 0;
-  for (const Unit& unit : units) {
-    for (int64_t span = unit.first_span(); span < unit.end_span(); ++span) {
-      items.push_back({&unit, span, num_floats});
-      num_floats += unit.num_rows() * p.state_size();
+  for (const WorkItem& item : items) {
+    for (int64_t span = item.first_span(); span < item.end_span(); ++span) {
+      parts.push_back({&item, span, num_floats});
+      num_floats += item.num_rows() * p.state_size();
     }
   }
   std::vector<float> states(to_size(num_floats));
-  const auto place = [&](const Item& item) {
-    return place_state(&states[to_size(item.state_offset)], item.unit->num_rows());
+  const auto place = [&](const Part& part) {
+    return place_state(&states[to_size(part.state_offset)], part.item->num_rows());
   };
-  const auto count = static_cast<int64_t>(items.size());
+  const auto count = static_cast<int64_t>(parts.size());
   const int64_t num_shares = std::min(count, num_threads * kSharesPerThread);
   parallel_for(num_shares, num_threads, [&](int64_t share) {
     for (int64_t i = count * share / num_shares; i < count * (share + 1) / num_shares; ++i) {
-      const Item& item = items[to_size(i)];
-      Walk(kernels, p, item.unit + 1).attend_part(*item.unit, item.span, place(item));
+      const Part& part = parts[to_size(i)];
+      Worker(kernels, p, part.item + 1).attend_part(*part.item, part.span, place(part));
     }
   });
-  for (size_t i = 0; i < items.size();) {
-    const Unit& unit = *items[i].unit;
-    const AttentionState total = place(items[i]);
-    for (++i; i < items.size() && items[i].unit == &unit; ++i) {
-      join_state(total, place(items[i]), unit.num_rows(), p.padded_dim());
+  for (size_t i = 0; i < parts.size();) {
+    const WorkItem& item = *parts[i].item;
+    const AttentionState total = place(parts[i]);
+    for (++i; i < parts.size() && parts[i].item == &item; ++i) {
+      join_state(total, place(parts[i]), item.num_rows(), p.padded_dim());
     }
-    Walk(kernels, p, &unit + 1).write_output(unit, total);
+    Worker(kernels, p, &item + 1).write_output(item, total);
   }
 }
 
-// For many units: shares of neighbouring ones, of about equal cost; the last, which are often the longest, come first.
-void attend_shares(const Kernels& kernels, const Problem& p, const std::vector<Unit>& units, int num_threads) {
-  std::vector<int64_t> costs_before(units.size() + 1, 0);
-  for (size_t i = 0; i < units.size(); ++i) costs_before[i + 1] = costs_before[i] + units[i].cost();
+// For many items: shares of neighbouring ones, of about equal cost; the last, which are often the longest, come first.
+void attend_shares(const Kernels& kernels, const Arguments& p, const std::vector<WorkItem>& items, int num_threads) {
+  std::vector<int64_t> costs_before(items.size() + 1, 0);
+  for (size_t i = 0; i < items.size(); ++i) costs_before[i + 1] = costs_before[i] + items[i].cost();
   const int64_t num_shares = num_threads == 1 ? 1 : num_threads * kSharesPerThread;
-  const auto find_border = [&](int64_t share) {  // the first unit that starts at or after the share's part of the cost
+  const auto find_border = [&](int64_t share) {  // the first item that starts at or after the share's part of the cost
     const auto at =
         std::lower_bound(costs_before.begin(), costs_before.end() - 1, costs_before.back() * share / num_shares);
-    return units.data() + (at - costs_before.begin());
+    return items.data() + (at - costs_before.begin());
   };
   parallel_for(num_shares, num_threads, [&](int64_t i) {
     const int64_t share = num_shares - 1 - i;
-    const Unit* end = share + 1 == num_shares ? units.data() + units.size() : find_border(share + 1);
-    Walk walk(kernels, p, end);
-    for (const Unit* unit = find_border(share); unit < end; ++unit) walk.attend_unit(*unit);
+    const WorkItem* end = share + 1 == num_shares ? items.data() + items.size() : find_border(share + 1);
+    Worker worker(kernels, p, end);
+    for (const WorkItem* item = find_border(share); item < end; ++item) worker.attend_item(*item);
   });
 }
 
-void attend(const Problem& p, int32_t max_threads) {
+void attend(const Arguments& p, int32_t max_threads) {
   const Kernels& kernels = get_kernels();
-  std::vector<Unit> units = plan_units(p, true);
+  std::vector<WorkItem> items = plan_items(p, true);
   int64_t num_elements = 0, num_spans = 0;
-  for (const Unit& unit : units) {
-    num_elements += (unit.end_key - unit.first_key) * p.head_dim * (2 * unit.num_heads + unit.num_rows());
-    num_spans += unit.end_span() - unit.first_span();
+  for (const WorkItem& item : items) {
+    num_elements += (item.end_key - item.first_key) * p.head_dim * (2 * item.num_heads + item.num_rows());
+    num_spans += item.end_span() - item.first_span();
   }
   const int num_threads = choose_threads(num_elements, max_threads);
-  if (num_threads > 1 && static_cast<int64_t>(units.size()) < 4 * num_threads) {
-    if (num_spans < 4 * num_threads) units = plan_units(p, false);
-    attend_split(kernels, p, units, num_threads);
+  if (num_threads > 1 && static_cast<int64_t>(items.size()) < 4 * num_threads) {
+    if (num_spans < 4 * num_threads) items = plan_items(p, false);
+    attend_split(kernels, p, items, num_threads);
   } else {
-    attend_shares(kernels, p, units, num_threads);
+    attend_shares(kernels, p, items, num_threads);
   }
 }
 
@@ -399,23 +399,23 @@ int32_t vllm_paged_attention(const float* query, int64_t token_stride, int64_t n
                              const int32_t* query_starts, const int32_t* seq_lens, int64_t num_requests, float scale,
                              int64_t sliding_window, int32_t num_threads, float* output) {
   using namespace vllm::cpu;
-  const Problem problem = {query,
-                           token_stride,
-                           num_heads,
-                           static_cast<const char*>(kv_cache),
-                           kv_kind == kBfloat16 ? 2 : 4,
-                           num_blocks,
-                           block_size,
-                           num_kv_heads,
-                           head_dim,
-                           block_tables,
-                           table_stride,
-                           query_starts,
-                           seq_lens,
-                           num_requests,
-                           scale,
-                           sliding_window,
-                           output};
-  if (has_bad_block(problem)) return kIdOutOfRange;
-  return run_guarded([&] { attend(problem, num_threads); });
+  const Arguments arguments = {query,
+                               token_stride,
+                               num_heads,
+                               static_cast<const char*>(kv_cache),
+                               kv_kind == kBfloat16 ? 2 : 4,
+                               num_blocks,
+                               block_size,
+                               num_kv_heads,
+                               head_dim,
+                               block_tables,
+                               table_stride,
+                               query_starts,
+                               seq_lens,
+                               num_requests,
+                               scale,
+                               sliding_window,
+                               output};
+  if (has_bad_block(arguments)) return kIdOutOfRange;
+  return run_guarded([&] { attend(arguments, num_threads); });
 }

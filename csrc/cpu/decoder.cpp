@@ -82,12 +82,12 @@ void widen_row(const Matrix& m, int64_t row, float* output) {
       break;
     }
     default: {
-      const int64_t lane = row % kRowGroup;
+      const int64_t lane = row % kInterleavedRows;
       const auto* narrow = static_cast<const int8_t*>(m.weight) + (row - lane) * m.size + lane;
-      const bool has_blocks = m.kind == kInt8Blocks;
+      const bool has_blocks = m.kind == kInt8Groups;
       for (int64_t i = 0; i < m.size; ++i) {
-        const int64_t factor = has_blocks ? i / kFactorBlock * m.num_columns + row : row;
-        output[i] = static_cast<float>(narrow[i * kRowGroup]) * m.scale[factor];
+        const int64_t factor = has_blocks ? i / kGroupSize * m.num_columns + row : row;
+        output[i] = static_cast<float>(narrow[i * kInterleavedRows]) * m.scale[factor];
       }
     }
   }

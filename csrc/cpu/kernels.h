@@ -11,7 +11,7 @@
 namespace vllm::cpu {
 
 struct StretchScan {
-  float max;  // of the numbers in the stretch; -inf when there is none
+  float max;  // of the elements in the stretch; -inf when there is none
   bool has_nan;
 };
 
@@ -39,14 +39,14 @@ struct KeyRange {
 };
 
 // The keys and values lie in the cache as float32 or bfloat16, as the kernel's name says. Where a tile is met for
-// several KV heads, what belongs to each stands one after the other: num_rows queries, scores, ... and head_dim numbers
-// of a key.
+// several KV heads, what belongs to each stands one after the other: num_rows queries, scores, ... and head_dim
+// elements of a key.
 struct AttentionTile {
   int64_t num_heads, num_rows;  // KV heads; rows of each
   int64_t head_dim;
   int64_t padded_dim;    // head_dim rounded up to 16
   const float* queries;  // [num_heads, num_rows, head_dim], scaled
-  const void* keys;      // key k starts slots[k] numbers after it
+  const void* keys;      // key k starts slots[k] elements after it
   const void* values;    // the same for values
   const int64_t* slots;  // [kKeyTile]; those outside [first_key, end_key) repeat others
   int64_t first_key, end_key;
@@ -69,27 +69,28 @@ struct Fetching {
   int lines_a_step;
 };
 
-// Some rows of x times some rows of weights, each of `size` numbers that start at the pointers.
+// Some rows of x times some rows of weights, each of `size` elements that start at the pointers.
 struct ProductTile {
-  const float* x;  // few rows: [num_rows, size]; panels: [size, num_rows]
+  const float* x;  // gemv: [num_rows, size]; panels: [size, num_rows]
   int64_t x_stride, num_rows;
-  const void* weight;  // few rows: float, bfloat16 or int8 as the kernel's name says; panels: float
-  int64_t first_lane;  // int8: the first column's place in its group, whose start `weight` points at; few rows: 0
+  const void* weight;  // gemv: float, bfloat16 or int8 as the kernel's name says; panels: float
+  int64_t
+      first_lane;  // int8: the first column's place among the interleaved rows, whose start `weight` points at; gemv: 0
   int64_t weight_stride, num_columns;
-  int64_t ahead;             // panels: numbers from a weight to the one to fetch meanwhile, of a later call; 0: none
-  int64_t size, block_size;  // few rows: sums run over a block, then over blocks; panels: over all
-  bool adds;                 // panels: to what the output holds
-  const float* scale;        // [num_columns]; null: 1
-  const float* factors;      // blocks of int8: [size / kFactorBlock, num_columns], rows factor_stride apart
-  int64_t factor_stride;
+  int64_t ahead;              // panels: elements from a weight to the one to fetch meanwhile, of a later call; 0: none
+  int64_t size, block_size;   // gemv: sums run over a block, then over blocks; panels: over all
+  bool adds;                  // panels: to what the output holds
+  const float* scale;         // [num_columns]; null: 1
+  const float* group_scales;  // groups of int8: [size / kGroupSize, num_columns], rows group_scale_stride apart
+  int64_t group_scale_stride;
   const float* bias;      // [num_columns]; null: 0
-  float* output;          // few rows: [num_rows, num_columns]; panels: [num_columns, num_rows]
-  int64_t output_stride;  // few rows
+  float* output;          // gemv: [num_rows, num_columns]; panels: [num_columns, num_rows]
+  int64_t output_stride;  // gemv
   Fetching* fetching;
 };
 
-// Few rows of x are so many at most.
-inline constexpr int64_t kFewRows = 4;
+// Rows of x of a gemv call, at most.
+inline constexpr int64_t kGemvRows = 4;
 // Rows of x in a panel are so many at most, in any variant.
 inline constexpr int64_t kPanelRows = 32;
 
@@ -121,11 +122,11 @@ struct Kernels {
   void (*rms_norm)(const float* x, float* residual, const float* weight, int64_t size, float eps, float* output);
   void (*rotate)(const float* x, const float* cos, const float* sin, int64_t dim, float* output);  // not in place
   void (*silu_and_multiply)(const float* gate, const float* up, int64_t size, float* output);
-  // Products with weights as they lie.
-  void (*multiply_few_float32)(const ProductTile& tile);
-  void (*multiply_few_bfloat16)(const ProductTile& tile);
-  void (*multiply_few_int8)(const ProductTile& tile);
-  void (*multiply_few_int8_blocks)(const ProductTile& tile);
+  // Products of few rows of x with weights as they are stored.
+  void (*gemv_float32)(const ProductTile& tile);
+  void (*gemv_bfloat16)(const ProductTile& tile);
+  void (*gemv_int8)(const ProductTile& tile);
+  void (*gemv_int8_groups)(const ProductTile& tile);
   // Products of a panel of x with weights as float32.
   int64_t product_lanes;
   int64_t panel_rows;  // at most; a whole number of product_lanes, at most kPanelRows
@@ -134,9 +135,10 @@ struct Kernels {
   void (*widen_float32)(const ProductTile& tile, float* wide, int64_t wide_stride);
   void (*widen_bfloat16)(const ProductTile& tile, float* wide, int64_t wide_stride);
   void (*widen_int8)(const ProductTile& tile, float* wide, int64_t wide_stride);
-  void (*widen_int8_blocks)(const ProductTile& tile, float* wide, int64_t wide_stride);
-  // turned[i][row] = rows[row][i] for a whole number of 8 rows
-  void (*turn_rows)(const float* const* rows, int64_t num_rows, int64_t size, int64_t turned_stride, float* turned);
+  void (*widen_int8_groups)(const ProductTile& tile, float* wide, int64_t wide_stride);
+  // transposed[i][row] = rows[row][i] for a whole number of 8 rows
+  void (*transpose)(const float* const* rows, int64_t num_rows, int64_t size, int64_t transposed_stride,
+                    float* transposed);
 };
 
 // The table in use.

@@ -11,7 +11,7 @@ namespace vllm::cpu {
 int32_t multiply(const float* x, int64_t x_stride, int64_t num_rows, const Matrix& matrix, int32_t num_threads,
                  float* output, int64_t output_stride);
 
-// From so many rows of x on, turning a number of weights costs less than a twentieth of using it.
+// From so many rows of x on, transposing the weights costs less than a twentieth of using them.
 inline constexpr int64_t kManyRows = 192;
 
 // output = silu(gates) * up for the product of x, [num_rows, size], with a matrix of as many columns of gates as of up.

@@ -14,40 +14,50 @@
 
 namespace vllm::cpu {
 
-// Numbers of a page: parts of the workspace start at one.
+// Elements of a page: parts of the workspace start at one.
 inline constexpr int64_t kPage = 1024;
-// Numbers after each row of copied weights, so that rows do not lie on each other in the cache.
+// Elements after each row of copied weights, so that rows do not lie on each other in the cache.
 inline constexpr int64_t kPadding = 16;
 
-// Rows of weights that lie side by side, number by number.
-inline int64_t count_side_by_side(int64_t weight_bytes) { return weight_bytes == 1 ? kRowGroup : 1; }
+// Rows of weights that are interleaved, element by element.
+inline int64_t count_interleaved(int64_t weight_bytes) { return weight_bytes == 1 ? kInterleavedRows : 1; }
 
 struct Product {
   const float* x;
   int64_t x_stride, num_rows, size, block_size;
   const char* weight;
-  int64_t weight_stride, weight_bytes;  // of one number
+  int64_t weight_stride, weight_bytes;  // of one element
   int64_t num_columns;
   int64_t num_gates;  // many rows: output = silu(the first num_gates columns) * the others; 0: all columns
   const float* scale;
-  const float* factors;  // [size / kFactorBlock, num_columns] or null
+  const float* group_scales;  // [size / kGroupSize, num_columns] or null
   const float* bias;
   float* output;
   int64_t output_stride;
-  void (*multiply_few)(const ProductTile&);
+  void (*gemv)(const ProductTile&);
   void (*widen)(const ProductTile&, float*, int64_t);
   const Kernels* kernels;
 
+  // Calls body(first element, size) for each block of a row; once where a row is empty.
+  template <typename Body>
+  void for_each_block(Body body) const {
+    int64_t at = 0;
+    do {
+      body(at, std::min(block_size, size - at));
+      at += block_size;
+    } while (at < size);
+  }
+  bool is_last_block(int64_t at) const { return at + block_size >= size; }
   const char* find_column(int64_t column) const { return weight + column * weight_stride * weight_bytes; }
-  // Points a tile at the weights of columns from `column` on, numbers from `at` on, a block's start.
+  // Points a tile at the weights of columns from `column` on, elements from `at` on, a block's start.
   void point_at_weights(int64_t column, int64_t at, ProductTile* tile) const {
-    const int64_t group = count_side_by_side(weight_bytes);
+    const int64_t group = count_interleaved(weight_bytes);
     tile->first_lane = column % group;
     tile->weight = find_column(column - tile->first_lane) + at * group * weight_bytes;
     tile->weight_stride = weight_stride;
-    if (factors == nullptr) return;
-    tile->factors = factors + at / kFactorBlock * num_columns + column;
-    tile->factor_stride = num_columns;
+    if (group_scales == nullptr) return;
+    tile->group_scales = group_scales + at / kGroupSize * num_columns + column;
+    tile->group_scale_stride = num_columns;
   }
 };
 
@@ -87,8 +97,8 @@ inline void fetch_now(Fetching fetching, int64_t max_bytes) {
   for (const char* p = fetching.next; p < end; p += kLineBytes) __builtin_prefetch(p);
 }
 
-// Chunks of columns [0, end), which threads take one after the other; each thread knows its next one, and fetches it.
-// The first chunks may be the threads' own, of another size.
+// Chunks of columns [0, end), which threads take one after the other; each thread knows its next one, and prefetches
+// it. The first chunks may be the threads' own, of another size.
 class Chunks {
  public:
   Chunks(const Product& product, int64_t num_columns, int64_t end, int64_t num_own = 0, int64_t own_columns = 0)
@@ -98,17 +108,19 @@ class Chunks {
         num_own_(num_own),
         own_columns_(own_columns),
         next_(num_own) {}
-  // Calls body(chunk, the one after it) for each chunk that `thread` takes; of the first, `first_bytes` are fetched
-  // now.
+  // Calls body(thread, chunk, the thread's next one) for each chunk, on `num_threads` threads; of a thread's first,
+  // `first_bytes` are fetched before anything else. body must not throw.
   template <typename Body>
-  void walk(int64_t thread, int64_t first_bytes, Body body) {
-    int64_t chunk = thread < num_own_ ? thread : take();
-    fetch_now(fetch(chunk, 1), first_bytes);
-    while (chunk < count()) {
-      const int64_t following = take();
-      body(chunk, following);
-      chunk = following;
-    }
+  void run(int num_threads, int64_t first_bytes, Body body) {
+    run_on_each_thread(num_threads, [&](int64_t thread) {
+      int64_t chunk = thread < num_own_ ? thread : take();
+      fetch_now(fetch(chunk, 1), first_bytes);
+      while (chunk < count()) {
+        const int64_t following = take();
+        body(thread, chunk, following);
+        chunk = following;
+      }
+    });
   }
   int64_t first(int64_t chunk) const {
     const int64_t later = std::max<int64_t>(chunk - num_own_, 0);

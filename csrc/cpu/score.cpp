@@ -171,7 +171,7 @@ class RowWriter {
   int32_t count_ = 0;
 };
 
-// Runs score_row(row, num_slices, thread's own parts) over all rows: rows side by side, or one after another in slices.
+// Runs score_row(row, num_slices, thread's own parts) over all rows: rows in parallel, or one after another in slices.
 template <typename ScoreRow>
 void for_each_row(const Logits& logits, int num_threads, ScoreRow score_row) {
   std::vector<Findings> parts(static_cast<size_t>(num_threads));

@@ -37,10 +37,6 @@ inline Floats multiply_add(Floats a, Floats b, Floats c) {
   return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
 }
 inline Floats larger(Floats a, Floats b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
-inline Floats round_to_even(Floats a) {
-  constexpr int kMode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-  return {_mm256_round_ps(a.low, kMode), _mm256_round_ps(a.high, kMode)};
-}
 // value where x >= bound, else +0
 inline Floats keep_at_least(Floats value, Floats x, Floats bound) {
   return {_mm256_and_ps(value.low, _mm256_cmp_ps(x.low, bound.low, _CMP_GE_OQ)),

@@ -24,6 +24,10 @@ struct Doubles {
 
 inline Floats load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline void store(float* p, Floats a) { _mm512_storeu_ps(p, a.all); }
+inline __m512 load_16(const uint16_t* p) {  // bfloat16
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
 inline Floats broadcast(float x) { return {_mm512_set1_ps(x)}; }
 inline Floats operator+(Floats a, Floats b) { return {_mm512_add_ps(a.all, b.all)}; }
 inline Floats operator-(Floats a, Floats b) { return {_mm512_sub_ps(a.all, b.all)}; }
@@ -31,9 +35,6 @@ inline Floats operator*(Floats a, Floats b) { return {_mm512_mul_ps(a.all, b.all
 inline Floats operator/(Floats a, Floats b) { return {_mm512_div_ps(a.all, b.all)}; }
 inline Floats multiply_add(Floats a, Floats b, Floats c) { return {_mm512_fmadd_ps(a.all, b.all, c.all)}; }
 inline Floats larger(Floats a, Floats b) { return {_mm512_max_ps(a.all, b.all)}; }
-inline Floats round_to_even(Floats a) {
-  return {_mm512_roundscale_ps(a.all, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
-}
 // value where x >= bound, else +0
 inline Floats keep_at_least(Floats value, Floats x, Floats bound) {
   return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.all, bound.all, _CMP_GE_OQ), value.all)};

@@ -17,13 +17,10 @@ constexpr int count_block_columns(int num_vectors) { return num_vectors == 1 ? 1
 
 using Sums = __m256;
 
-inline Sums load_numbers(const float* p) { return _mm256_loadu_ps(p); }
-inline Sums load_numbers(const uint16_t* p) {  // bfloat16
-  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
-}
-inline void store_numbers(float* p, Sums a) { _mm256_storeu_ps(p, a); }
-inline Sums spread_number(float x) { return _mm256_set1_ps(x); }
+inline Sums load_elements(const float* p) { return _mm256_loadu_ps(p); }
+inline Sums load_elements(const uint16_t* p) { return load_8(p); }  // bfloat16
+inline void store_elements(float* p, Sums a) { _mm256_storeu_ps(p, a); }
+inline Sums broadcast_element(float x) { return _mm256_set1_ps(x); }
 inline Sums multiply_add(Sums a, Sums b, Sums c) { return _mm256_fmadd_ps(a, b, c); }
 
 }  // namespace vllm::cpu::avx2

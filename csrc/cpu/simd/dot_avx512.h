@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "avx512.h"
 #include "columns8.h"
 
 namespace vllm::cpu::avx512 {
@@ -17,13 +18,10 @@ constexpr int count_block_columns(int) { return 12; }
 
 using Sums = __m512;
 
-inline Sums load_numbers(const float* p) { return _mm512_loadu_ps(p); }
-inline Sums load_numbers(const uint16_t* p) {  // bfloat16
-  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
-}
-inline void store_numbers(float* p, Sums a) { _mm512_storeu_ps(p, a); }
-inline Sums spread_number(float x) { return _mm512_set1_ps(x); }
+inline Sums load_elements(const float* p) { return _mm512_loadu_ps(p); }
+inline Sums load_elements(const uint16_t* p) { return load_16(p); }  // bfloat16
+inline void store_elements(float* p, Sums a) { _mm512_storeu_ps(p, a); }
+inline Sums broadcast_element(float x) { return _mm512_set1_ps(x); }
 inline Sums multiply_add(Sums a, Sums b, Sums c) { return _mm512_fmadd_ps(a, b, c); }
 
 }  // namespace vllm::cpu::avx512

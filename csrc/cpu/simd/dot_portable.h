@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "../widen.h"
 #include "portable.h"
 
 namespace vllm::cpu::portable {
@@ -18,29 +19,20 @@ struct Sums {
   Float4 half[2];
 };
 
-inline float widen(float x) { return x; }
-inline float widen(uint16_t x) {  // bfloat16
-  const uint32_t word = static_cast<uint32_t>(x) << 16;
-  float wide;
-  std::memcpy(&wide, &word, sizeof wide);
-  return wide;
-}
-inline float widen(int8_t x) { return static_cast<float>(x); }
-
 template <typename Weight>
-inline Sums load_numbers(const Weight* p) {
+inline Sums load_elements(const Weight* p) {
   Sums r;
   for (int i = 0; i < 4; ++i) r.half[0][i] = widen(p[i]);
   for (int i = 0; i < 4; ++i) r.half[1][i] = widen(p[4 + i]);
   return r;
 }
-inline Sums load_numbers(const float* p) {
+inline Sums load_elements(const float* p) {
   Sums r;
   std::memcpy(&r, p, sizeof r);
   return r;
 }
-inline void store_numbers(float* p, Sums a) { std::memcpy(p, &a, sizeof a); }
-inline Sums spread_number(float x) {
+inline void store_elements(float* p, Sums a) { std::memcpy(p, &a, sizeof a); }
+inline Sums broadcast_element(float x) {
   const Float4 all = {x, x, x, x};
   return {{all, all}};
 }
@@ -50,37 +42,37 @@ inline Sums multiply_add(Sums a, Sums b, Sums c) {
 inline Sums operator*(Sums a, Sums b) { return {{a.half[0] * b.half[0], a.half[1] * b.half[1]}}; }
 inline Sums operator+(Sums a, Sums b) { return {{a.half[0] + b.half[0], a.half[1] + b.half[1]}}; }
 
-// One number of each of 8 columns.
+// One element of each of 8 columns.
 using Columns = Sums;
 
 template <typename Weight>
 inline Columns load_columns(const Weight* p) {
-  return load_numbers(p);
+  return load_elements(p);
 }
-inline void store_columns(float* p, Columns a) { store_numbers(p, a); }
-inline Columns spread_column(float x) { return spread_number(x); }
+inline void store_columns(float* p, Columns a) { store_elements(p, a); }
+inline Columns broadcast_column(float x) { return broadcast_element(x); }
 inline Columns multiply_add_columns(Columns a, Columns b, Columns c) { return multiply_add(a, b, c); }
 
-// turned[column * turned_stride + i] = numbers[i * stride + column], eight of each
-inline void turn_8(const int8_t* numbers, int64_t stride, float* turned, int64_t turned_stride) {
+// transposed[column * transposed_stride + i] = elements[i * stride + column], eight of each
+inline void transpose_8(const int8_t* elements, int64_t stride, float* transposed, int64_t transposed_stride) {
   for (int64_t column = 0; column < 8; ++column) {
-    for (int64_t i = 0; i < 8; ++i) turned[column * turned_stride + i] = widen(numbers[i * stride + column]);
+    for (int64_t i = 0; i < 8; ++i) transposed[column * transposed_stride + i] = widen(elements[i * stride + column]);
   }
 }
 
 // 16 bytes of each of 8 rows as vectors of columns.
 template <typename Weight>
-struct Turned {
+struct Transposed {
   static constexpr int kCount = 16 / static_cast<int>(sizeof(Weight));
   const Weight* const* rows;
   int64_t at;
 
-  void turn(const Weight* const all_rows[8], int64_t first) {
+  void transpose(const Weight* const all_rows[8], int64_t first) {
     rows = all_rows;
     at = first;
   }
 
-  // The i-th number of each row.
+  // The i-th element of each row.
   Columns operator[](int i) const {
     Columns columns;
     for (int c = 0; c < 4; ++c) columns.half[0][c] = widen(rows[c][at + i]);

@@ -6,15 +6,15 @@
 
 namespace vllm::cpu::avx2 {
 
-// Rows that meet keys as they lie in the cache, without a packed copy.
-constexpr int kFewRows = 6;
+// Rows of a tile, at most, that read keys as they are stored in the cache, without a packed copy.
+constexpr int kUnpackedRows = 6;
 
 inline Floats load_wide(const float* p) { return load(p); }
 inline Floats load_wide(const uint16_t* p) { return {load_8(p), load_8(p + 8)}; }
 
-// sums[r] += queries[r][i] * number i of each of 16 keys, for i = 0, 1, ... 7
-template <int kCount, typename Number>
-inline void add_products_8(const float* queries, int64_t stride, const Number* keys, const int64_t* slots,
+// sums[r] += queries[r][i] * element i of each of 16 keys, for i = 0, 1, ... 7
+template <int kCount, typename Element>
+inline void add_products_8(const float* queries, int64_t stride, const Element* keys, const int64_t* slots,
                            Floats sums[kCount]) {
   __m256 columns[8];
   load_columns_8([&](int i) { return keys + slots[i]; }, columns);
@@ -23,7 +23,7 @@ inline void add_products_8(const float* queries, int64_t stride, const Number* k
       sums[r].low = _mm256_fmadd_ps(_mm256_set1_ps(queries[r * stride + i]), columns[i], sums[r].low);
     }
   }
-  // Numbers of the queries are read again: keeping all of them would drive the sums out of the registers.
+  // Elements of the queries are read again: keeping all of them would spill the sums from the registers.
   asm volatile("" : : : "memory");
   load_columns_8([&](int i) { return keys + slots[8 + i]; }, columns);
   for (int i = 0; i < 8; ++i) {
@@ -33,9 +33,9 @@ inline void add_products_8(const float* queries, int64_t stride, const Number* k
   }
 }
 
-// packed[i * stride + key] = number i of each of 16 keys, for i below 8
-template <typename Number>
-inline void pack_8(const Number* keys, const int64_t* slots, int64_t stride, float* packed) {
+// packed[i * stride + key] = element i of each of 16 keys, for i below 8
+template <typename Element>
+inline void pack_8(const Element* keys, const int64_t* slots, int64_t stride, float* packed) {
   for (int64_t first = 0; first < 16; first += 8) {
     __m256 columns[8];
     load_columns_8([&](int i) { return keys + slots[first + i]; }, columns);

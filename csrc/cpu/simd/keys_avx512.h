@@ -6,18 +6,15 @@
 
 namespace vllm::cpu::avx512 {
 
-// Rows that meet keys as they lie in the cache, without a packed copy.
-constexpr int kFewRows = 12;
+// Rows of a tile, at most, that read keys as they are stored in the cache, without a packed copy.
+constexpr int kUnpackedRows = 12;
 
 inline Floats load_wide(const float* p) { return load(p); }
-inline Floats load_wide(const uint16_t* p) {  // bfloat16
-  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
-}
+inline Floats load_wide(const uint16_t* p) { return {load_16(p)}; }  // bfloat16
 
-// sums[r] += queries[r][i] * number i of each of 16 keys, for i = 0, 1, ... 7
-template <int kCount, typename Number>
-inline void add_products_8(const float* queries, int64_t stride, const Number* keys, const int64_t* slots,
+// sums[r] += queries[r][i] * element i of each of 16 keys, for i = 0, 1, ... 7
+template <int kCount, typename Element>
+inline void add_products_8(const float* queries, int64_t stride, const Element* keys, const int64_t* slots,
                            Floats sums[kCount]) {
   __m256 low[8], high[8];
   load_columns_8([&](int i) { return keys + slots[i]; }, low);
@@ -28,9 +25,9 @@ inline void add_products_8(const float* queries, int64_t stride, const Number* k
   }
 }
 
-// packed[i * stride + key] = number i of each of 16 keys, for i below 8
-template <typename Number>
-inline void pack_8(const Number* keys, const int64_t* slots, int64_t stride, float* packed) {
+// packed[i * stride + key] = element i of each of 16 keys, for i below 8
+template <typename Element>
+inline void pack_8(const Element* keys, const int64_t* slots, int64_t stride, float* packed) {
   for (int64_t first = 0; first < 16; first += 8) {
     __m256 columns[8];
     load_columns_8([&](int i) { return keys + slots[first + i]; }, columns);

@@ -1,45 +1,38 @@
 // How attention reads keys and values, and what it sums over lanes.
 #pragma once
 
+#include "../widen.h"
 #include "portable.h"
 
 namespace vllm::cpu::portable {
 
-// Rows that meet keys as they lie in the cache, without a packed copy.
-constexpr int kFewRows = 3;
-
-inline float as_float(float x) { return x; }
-inline float as_float(uint16_t x) {  // bfloat16
-  const uint32_t bits = static_cast<uint32_t>(x) << 16;
-  float wide;
-  std::memcpy(&wide, &bits, sizeof wide);
-  return wide;
-}
+// Rows of a tile, at most, that read keys as they are stored in the cache, without a packed copy.
+constexpr int kUnpackedRows = 3;
 
 inline Floats load_wide(const float* p) { return load(p); }
 inline Floats load_wide(const uint16_t* p) {
   float lanes[16];
-  for (int i = 0; i < 16; ++i) lanes[i] = as_float(p[i]);
+  for (int i = 0; i < 16; ++i) lanes[i] = widen(p[i]);
   return load(lanes);
 }
 
-// sums[r] += queries[r][i] * number i of each of 16 keys, for i = 0, 1, ... 7
-template <int kCount, typename Number>
-inline void add_products_8(const float* queries, int64_t stride, const Number* keys, const int64_t* slots,
+// sums[r] += queries[r][i] * element i of each of 16 keys, for i = 0, 1, ... 7
+template <int kCount, typename Element>
+inline void add_products_8(const float* queries, int64_t stride, const Element* keys, const int64_t* slots,
                            Floats sums[kCount]) {
   for (int i = 0; i < 8; ++i) {
     float lanes[16];
-    for (int lane = 0; lane < 16; ++lane) lanes[lane] = as_float(keys[slots[lane] + i]);
+    for (int lane = 0; lane < 16; ++lane) lanes[lane] = widen(keys[slots[lane] + i]);
     const Floats column = load(lanes);
     for (int r = 0; r < kCount; ++r) sums[r] = multiply_add(broadcast(queries[r * stride + i]), column, sums[r]);
   }
 }
 
-// packed[i * stride + key] = number i of each of 16 keys, for i below 8
-template <typename Number>
-inline void pack_8(const Number* keys, const int64_t* slots, int64_t stride, float* packed) {
+// packed[i * stride + key] = element i of each of 16 keys, for i below 8
+template <typename Element>
+inline void pack_8(const Element* keys, const int64_t* slots, int64_t stride, float* packed) {
   for (int key = 0; key < 16; ++key) {
-    for (int i = 0; i < 8; ++i) packed[i * stride + key] = as_float(keys[slots[key] + i]);
+    for (int i = 0; i < 8; ++i) packed[i * stride + key] = widen(keys[slots[key] + i]);
   }
 }
 

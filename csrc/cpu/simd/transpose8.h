@@ -1,4 +1,4 @@
-// Eight rows turned into columns in registers; for the instruction sets that have AVX2. Included inside their
+// Eight rows transposed into columns in registers; for the instruction sets that have AVX2. Included inside their
 // namespaces' files.
 #pragma once
 
@@ -18,7 +18,7 @@ inline __m256 load_8(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
 
-// columns[i] = number i of each of the eight rows that start at find_row(0), ... find_row(7)
+// columns[i] = element i of each of the eight rows that start at find_row(0), ... find_row(7)
 template <typename Find>
 inline void load_columns_8(Find find_row, __m256 columns[8]) {
   __m256 rows[8], pairs[8], quads[8];
@@ -39,11 +39,11 @@ inline void load_columns_8(Find find_row, __m256 columns[8]) {
   }
 }
 
-// turned[column * turned_stride + i] = numbers[i * stride + column], eight of each
-inline void turn_8(const int8_t* numbers, int64_t stride, float* turned, int64_t turned_stride) {
+// transposed[column * transposed_stride + i] = elements[i * stride + column], eight of each
+inline void transpose_8(const int8_t* elements, int64_t stride, float* transposed, int64_t transposed_stride) {
   __m256 columns[8];
-  load_columns_8([&](int i) { return numbers + i * stride; }, columns);
-  for (int i = 0; i < 8; ++i) _mm256_storeu_ps(turned + i * turned_stride, columns[i]);
+  load_columns_8([&](int i) { return elements + i * stride; }, columns);
+  for (int i = 0; i < 8; ++i) _mm256_storeu_ps(transposed + i * transposed_stride, columns[i]);
 }
 
 // packed[d * stride + row] = rows[row][d], for a whole number of 16 rows.

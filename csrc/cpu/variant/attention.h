@@ -1,8 +1,9 @@
-// One tile of keys met by the query rows of one unit of attention. Included once per instruction set, after stretch.h.
+// The query rows of one work item of attention over one tile of keys. Included once per instruction set, after
+// stretch.h.
 //
 // Every row's arithmetic is its own and in one fixed order: a dot product runs over d = 0, 1, ...; a sum of values runs
 // over keys in rising order; a hidden key adds an exact zero or nothing. So a row's result does not depend on the rows
-// beside it, nor on the way the keys came: a few rows meet them as they lie in the cache, many rows meet a packed copy.
+// beside it, nor on how the keys are read: a few rows read them as they are stored, many rows read a packed copy.
 #include <cstdint>
 
 namespace vllm::cpu::VLLM_VARIANT {
@@ -33,41 +34,33 @@ inline KeyRange find_range(const AttentionTile& tile, int64_t first_row, int64_t
   return {tile.visible[first_row].first, tile.visible[first_row + num_rows - 1].end};
 }
 
-inline float to_float(float x) { return x; }
-inline float to_float(uint16_t x) {  // bfloat16
-  const uint32_t bits = static_cast<uint32_t>(x) << 16;
-  float wide;
-  __builtin_memcpy(&wide, &bits, sizeof wide);
-  return wide;
-}
-
-template <typename Number>
-inline Floats load_column(const Number* keys, const int64_t* slots) {
+template <typename Element>
+inline Floats load_column(const Element* keys, const int64_t* slots) {
   float lanes[kLanes];
-  for (int64_t i = 0; i < kLanes; ++i) lanes[i] = to_float(keys[slots[i]]);
+  for (int64_t i = 0; i < kLanes; ++i) lanes[i] = widen(keys[slots[i]]);
   return load(lanes);
 }
 
 // What is read before and after is read twice, instead of kept in registers that sums need.
 inline void keep_in_order() { asm volatile("" : : : "memory"); }
 
-// Asks for keys or values of all heads, line after line in the order of their places: that is faster than to ask for
-// what is needed next, head by head, and the processor joins in. Always inline: GCC takes a call whose only effect is a
-// prefetch for one without effect.
-template <typename Number>
+// Prefetches keys or values of all heads, line after line in the order of their places: that is faster than to prefetch
+// what is needed next, head by head, and the hardware prefetcher helps. Always inline: GCC takes a call whose only
+// effect is a prefetch for one without effect.
+template <typename Element>
 class Stream {
  public:
-  static constexpr int64_t kLine = 64 / sizeof(Number);
+  static constexpr int64_t kLine = 64 / sizeof(Element);
 
-  Stream(const AttentionTile& tile, const void* numbers, const int64_t* slots, int64_t first_key, int64_t end_key)
-      : numbers_(static_cast<const Number*>(numbers)),
+  Stream(const AttentionTile& tile, const void* elements, const int64_t* slots, int64_t first_key, int64_t end_key)
+      : elements_(static_cast<const Element*>(elements)),
         slot_(slots + first_key),
         end_(slots + end_key),
         row_size_(tile.num_heads * tile.head_dim) {}
 
   __attribute__((always_inline)) void fetch(int64_t num_lines) {
     for (int64_t i = 0; i < num_lines && slot_ != end_; ++i) {
-      __builtin_prefetch(numbers_ + *slot_ + offset_);
+      __builtin_prefetch(elements_ + *slot_ + offset_);
       offset_ += kLine;
       if (offset_ >= row_size_) {
         offset_ = 0;
@@ -77,15 +70,15 @@ class Stream {
   }
 
  private:
-  const Number* numbers_;
+  const Element* elements_;
   const int64_t *slot_, *end_;
   int64_t row_size_, offset_ = 0;
 };
 
-// scores[row][key] = queries[row] . keys[key], with keys as they lie; the stream goes on by as much as is read.
-template <int kCount, typename Number>
-inline void score_few(const AttentionTile& tile, Stream<Number>* stream) {
-  const auto* keys = static_cast<const Number*>(tile.keys);
+// scores[row][key] = queries[row] . keys[key], with keys as they are stored; the stream advances by as much as is read.
+template <int kCount, typename Element>
+inline void score_unpacked(const AttentionTile& tile, Stream<Element>* stream) {
+  const auto* keys = static_cast<const Element*>(tile.keys);
   const int64_t dim = tile.head_dim;
   for (int64_t key = tile.first_key / kLanes * kLanes; key < tile.end_key; key += kLanes) {
     const int64_t* slots = tile.slots + key;
@@ -93,7 +86,7 @@ inline void score_few(const AttentionTile& tile, Stream<Number>* stream) {
     for (int r = 0; r < kCount; ++r) sums[r] = broadcast(0.0f);
     int64_t d = 0;
     for (; d + 8 <= dim; d += 8) {
-      stream->fetch(8 * kLanes / Stream<Number>::kLine);
+      stream->fetch(8 * kLanes / Stream<Element>::kLine);
       add_products_8<kCount>(tile.queries + d, dim, keys + d, slots, sums);
     }
     for (; d < dim; ++d) {
@@ -106,9 +99,9 @@ inline void score_few(const AttentionTile& tile, Stream<Number>* stream) {
   }
 }
 
-template <typename Number>
+template <typename Element>
 inline void pack_keys(const AttentionTile& tile) {
-  const auto* keys = static_cast<const Number*>(tile.keys);
+  const auto* keys = static_cast<const Element*>(tile.keys);
   for (int64_t key = tile.first_key / kLanes * kLanes; key < tile.end_key; key += kLanes) {
     const int64_t* slots = tile.slots + key;
     float* packed = tile.packed_keys + key;
@@ -118,14 +111,14 @@ inline void pack_keys(const AttentionTile& tile) {
   }
 }
 
-template <typename Number>
+template <typename Element>
 inline void pack_values(const AttentionTile& tile) {
   for (int64_t key = tile.first_key; key < tile.end_key; ++key) {
-    const Number* value = static_cast<const Number*>(tile.values) + tile.slots[key];
+    const Element* value = static_cast<const Element*>(tile.values) + tile.slots[key];
     float* packed = tile.packed_values + key * tile.padded_dim;
     int64_t d = 0;
     for (; d + kLanes <= tile.head_dim; d += kLanes) store(packed + d, load_wide(value + d));
-    for (; d < tile.padded_dim; ++d) packed[d] = d < tile.head_dim ? to_float(value[d]) : 0.0f;
+    for (; d < tile.padded_dim; ++d) packed[d] = d < tile.head_dim ? widen(value[d]) : 0.0f;
   }
 }
 
@@ -149,23 +142,7 @@ inline void score_block(const AttentionTile& tile, int64_t first_row) {
   }
 }
 
-// exp(x) for x <= 0 as stretch.h computes it, with fused multiply-adds.
-inline Floats compute_weight(Floats x) {
-  const Floats lowest = broadcast(-87.33f);
-  const Floats bounded = larger(x, lowest);
-  const Floats n = round_to_even(bounded * broadcast(1.44269504f));
-  Floats r = multiply_add(n, broadcast(-0.693145751953125f), bounded);
-  r = multiply_add(n, broadcast(-1.428606765330187e-06f), r);
-  Floats p = multiply_add(broadcast(1.3926184e-03f), r, broadcast(8.363179e-03f));
-  p = multiply_add(p, r, broadcast(4.1666556e-02f));
-  p = multiply_add(p, r, broadcast(1.6666576e-01f));
-  p = multiply_add(p, r, broadcast(5.0e-01f));
-  p = multiply_add(p * r, r, r + broadcast(1.0f));
-  const Words power = shift_left<23>(convert_rounded(n) + broadcast_word(127));
-  return keep_at_least(p * as_floats(power), x, lowest);
-}
-
-// Turns one row's scores in `range` into weights below the row's running maximum; those it does not see become 0.
+// Replaces one row's scores in `range` by weights below the row's running maximum; those it does not see become 0.
 inline void weigh_row(const AttentionTile& tile, int64_t row, KeyRange range) {
   float* scores = tile.scores + row * kKeyTile;
   const int64_t start = range.first / kLanes * kLanes, end = (range.end + kLanes - 1) / kLanes * kLanes;
@@ -178,14 +155,14 @@ inline void weigh_row(const AttentionTile& tile, int64_t row, KeyRange range) {
   const float shift = max > -kInfinity ? max : 0.0f;  // nothing visible yet: weights become 0
   Floats total = broadcast(0.0f);
   for (int64_t key = start; key < end; key += kLanes) {
-    const Floats weight = compute_weight(load(scores + key) - broadcast(shift));
+    const Floats weight = compute_fused_exp(load(scores + key) - broadcast(shift));
     store(scores + key, weight);
     total = total + weight;
   }
   float decay = 1.0f;
   if (before != max) {
     float lanes[kLanes];
-    store(lanes, compute_weight(broadcast(before - shift)));
+    store(lanes, compute_fused_exp(broadcast(before - shift)));
     decay = lanes[0];
   }
   tile.state.max[row] = max;
@@ -193,17 +170,17 @@ inline void weigh_row(const AttentionTile& tile, int64_t row, KeyRange range) {
   tile.decay[row] = decay;
 }
 
-// Where values lie; the stream goes on by as much as is read.
-template <typename Number>
+// Where values are stored; the stream advances by as much as is read.
+template <typename Element>
 struct CachedValues {
   const AttentionTile& tile;
-  Stream<Number>* stream;
+  Stream<Element>* stream;
 
-  const Number* find(int64_t key) const { return static_cast<const Number*>(tile.values) + tile.slots[key]; }
+  const Element* find(int64_t key) const { return static_cast<const Element*>(tile.values) + tile.slots[key]; }
   template <int kVectors>
   __attribute__((always_inline)) void fetch() const {
-    constexpr int64_t kNumbers = kVectors * kLanes, kLine = Stream<Number>::kLine;
-    stream->fetch((kNumbers + kLine - 1) / kLine);
+    constexpr int64_t kElements = kVectors * kLanes, kLine = Stream<Element>::kLine;
+    stream->fetch((kElements + kLine - 1) / kLine);
   }
 };
 struct PackedValues {
@@ -250,45 +227,45 @@ inline void add_values(const AttentionTile& tile, int64_t first_row, KeyRange ra
 }
 
 // The part of a tile that belongs to one of its heads.
-template <typename Number>
+template <typename Element>
 inline AttentionTile get_head(const AttentionTile& tile, int64_t head) {
   AttentionTile part = tile;
   const int64_t first = head * tile.num_rows;
   part.num_heads = 1;
   part.queries += first * tile.head_dim;
-  part.keys = static_cast<const Number*>(tile.keys) + head * tile.head_dim;
-  part.values = static_cast<const Number*>(tile.values) + head * tile.head_dim;
+  part.keys = static_cast<const Element*>(tile.keys) + head * tile.head_dim;
+  part.values = static_cast<const Element*>(tile.values) + head * tile.head_dim;
   part.scores += first * kKeyTile;
   part.decay += first;
   part.state = {tile.state.max + first, tile.state.sum + first, tile.state.output + first * tile.padded_dim};
   return part;
 }
 
-template <int kCount, typename Number>
-inline void attend_few(const AttentionTile& tile) {
+template <int kCount, typename Element>
+inline void attend_unpacked(const AttentionTile& tile) {
   const KeyRange range = find_range(tile, 0, kCount);
-  Stream<Number> values_ahead(tile, tile.values, tile.slots, tile.first_key, tile.end_key);
+  Stream<Element> values_ahead(tile, tile.values, tile.slots, tile.first_key, tile.end_key);
   for (int64_t head = 0; head < tile.num_heads; ++head) {
-    const AttentionTile part = get_head<Number>(tile, head);
-    score_few<kCount, Number>(part, &values_ahead);
+    const AttentionTile part = get_head<Element>(tile, head);
+    score_unpacked<kCount, Element>(part, &values_ahead);
     for (int r = 0; r < kCount; ++r) weigh_row(part, r, range);
   }
-  Stream<Number> keys_ahead(tile, tile.next_keys, tile.next_slots, tile.next_first_key, tile.next_end_key);
+  Stream<Element> keys_ahead(tile, tile.next_keys, tile.next_slots, tile.next_first_key, tile.next_end_key);
   for (int64_t head = 0; head < tile.num_heads; ++head) {
-    const AttentionTile part = get_head<Number>(tile, head);
+    const AttentionTile part = get_head<Element>(tile, head);
     if (tile.head_dim == tile.padded_dim) {
-      add_values<kCount>(part, 0, range, CachedValues<Number>{part, &keys_ahead});
+      add_values<kCount>(part, 0, range, CachedValues<Element>{part, &keys_ahead});
     } else {
-      pack_values<Number>(part);
+      pack_values<Element>(part);
       add_values<kCount>(part, 0, range, PackedValues{part});
     }
   }
 }
 
-template <typename Number>
-inline void attend_many(const AttentionTile& tile) {
-  pack_keys<Number>(tile);
-  pack_values<Number>(tile);
+template <typename Element>
+inline void attend_packed(const AttentionTile& tile) {
+  pack_keys<Element>(tile);
+  pack_values<Element>(tile);
   for_each_block(tile.num_rows, [&](auto rows, int64_t first) {
     constexpr int kCount = decltype(rows)::value;
     const KeyRange range = find_range(tile, first, kCount);
@@ -303,13 +280,13 @@ inline void attend_many(const AttentionTile& tile) {
   });
 }
 
-template <typename Number>
+template <typename Element>
 inline void attend_tile(const AttentionTile& tile) {
-  if (tile.num_rows <= kFewRows) {
-    visit_rest<kFewRows>(tile.num_rows, 0,
-                         [&](auto rows, int64_t) { attend_few<decltype(rows)::value, Number>(tile); });
+  if (tile.num_rows <= kUnpackedRows) {
+    visit_rest<kUnpackedRows>(tile.num_rows, 0,
+                              [&](auto rows, int64_t) { attend_unpacked<decltype(rows)::value, Element>(tile); });
   } else {
-    for (int64_t head = 0; head < tile.num_heads; ++head) attend_many<Number>(get_head<Number>(tile, head));
+    for (int64_t head = 0; head < tile.num_heads; ++head) attend_packed<Element>(get_head<Element>(tile, head));
   }
 }
 

@@ -42,7 +42,7 @@ inline void rms_norm(const float* x, float* residual, const float* weight, int64
   for_each_lane_group(size, [&](auto read, auto write) { write(output, read(normalised) * inverse * read(weight)); });
 }
 
-// Pairs (i, i + dim / 2) turn together; the first half of `sin` is negated.
+// Pairs (i, i + dim / 2) are rotated together; the first half of `sin` is negated.
 inline void rotate(const float* x, const float* cos, const float* sin, int64_t dim, float* output) {
   const int64_t half = dim / 2;
   for_each_lane_group(half, [&](auto read, auto write) {

@@ -42,25 +42,36 @@ inline StretchScan scan(const float* logits, int64_t count) {
   return {max, nan_lanes != 0};
 }
 
-// exp(x) for x <= 0, to 1.3 half-ulps; 0 below -87.33 (where the result would be denormal).
+// exp(x) for x <= 0, to 1.3 half-ulps; 0 below -87.33 (where the result would be denormal). What is added to a product
+// is added by add(a, b, c) = a * b + c, which may round once or twice.
 // x = n ln 2 + r with |r| <= ln 2 / 2; the polynomial is the Chebyshev fit of (exp(r) - 1 - r) / r^2.
-inline Floats compute_exp(Floats x) {
+template <typename Add>
+__attribute__((always_inline)) inline Floats compute_exp_by(Floats x, Add add) {
   constexpr float kLog2e = 1.44269504f;
   constexpr float kLn2High = 0.693145751953125f;  // 15 bits: n * kLn2High is exact
   constexpr float kLn2Low = 1.428606765330187e-06f;
   const Floats shifter = broadcast(12582912.0f);  // 1.5 * 2^23: what is added to it is rounded to a whole number
   const Floats shifted = x * broadcast(kLog2e) + shifter;
   const Floats n = shifted - shifter;
-  const Floats r = (x - n * broadcast(kLn2High)) - n * broadcast(kLn2Low);
+  const Floats r = add(n, broadcast(-kLn2Low), add(n, broadcast(-kLn2High), x));
   Floats p = broadcast(1.3926184e-03f);
-  p = p * r + broadcast(8.363179e-03f);
-  p = p * r + broadcast(4.1666556e-02f);
-  p = p * r + broadcast(1.6666576e-01f);
-  p = p * r + broadcast(5.0e-01f);
-  p = (p * r) * r + (r + broadcast(1.0f));
+  p = add(p, r, broadcast(8.363179e-03f));
+  p = add(p, r, broadcast(4.1666556e-02f));
+  p = add(p, r, broadcast(1.6666576e-01f));
+  p = add(p, r, broadcast(5.0e-01f));
+  p = add(p * r, r, r + broadcast(1.0f));
   // n stands in the low bits of `shifted`; p is 1 or more where n is the lowest, so its exponent has room for n.
   const Floats scaled = as_floats(as_words(p) + shift_left<23>(as_words(shifted)));
   return keep_at_least(scaled, x, broadcast(-87.33f));
+}
+
+// In every instruction set to the same bits.
+inline Floats compute_exp(Floats x) {
+  return compute_exp_by(x, [](Floats a, Floats b, Floats c) { return a * b + c; });
+}
+// With the instruction set's own multiply-add.
+inline Floats compute_fused_exp(Floats x) {
+  return compute_exp_by(x, [](Floats a, Floats b, Floats c) { return multiply_add(a, b, c); });
 }
 
 // Four exponentials are added as float32 before they enter the double sum: their error stays below 2 half-ulps.

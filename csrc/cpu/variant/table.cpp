@@ -3,6 +3,7 @@
 // Nothing from the standard library's templates may be used in what this file includes: the linker would be free to
 // keep a copy compiled for AVX-512 and hand it to everybody.
 #include "../kernels.h"
+#include "../widen.h"
 
 #if defined(VLLM_VARIANT_AVX512)
 #define VLLM_VARIANT avx512
@@ -56,18 +57,18 @@ const Kernels VLLM_TABLE = {
     VLLM_VARIANT::rms_norm,
     VLLM_VARIANT::rotate,
     VLLM_VARIANT::silu_and_multiply,
-    VLLM_VARIANT::multiply_few_float32,
-    VLLM_VARIANT::multiply_few_bfloat16,
-    VLLM_VARIANT::multiply_few_int8,
-    VLLM_VARIANT::multiply_few_int8_blocks,
+    VLLM_VARIANT::gemv_float32,
+    VLLM_VARIANT::gemv_bfloat16,
+    VLLM_VARIANT::gemv_int8,
+    VLLM_VARIANT::gemv_int8_groups,
     VLLM_VARIANT::kSumLanes,
     VLLM_VARIANT::kMostPanelRows,
     VLLM_VARIANT::multiply_panel,
     VLLM_VARIANT::widen_float32,
     VLLM_VARIANT::widen_bfloat16,
     VLLM_VARIANT::widen_int8,
-    VLLM_VARIANT::widen_int8_blocks,
-    VLLM_VARIANT::turn_rows,
+    VLLM_VARIANT::widen_int8_groups,
+    VLLM_VARIANT::transpose,
 };
 
 }  // namespace vllm::cpu
