@@ -12,7 +12,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -117,67 +117,43 @@ def make_row_cases(num_rows: int) -> list[Case]:
     x, residual, weight = torch.randn(num_rows, 576), torch.randn(num_rows, 576), torch.ones(576)
     gate_up, logits = torch.randn(num_rows, 3072), torch.randn(num_rows, 49152)
     chosen, num_top = torch.zeros(num_rows, dtype=torch.int64), torch.full((num_rows,), 5, dtype=torch.int32)
-    reference = TorchReference()
     draws = torch.arange(num_rows, dtype=torch.int32), torch.arange(num_rows), torch.full((num_rows,), 100)
     rows, wide = torch.arange(num_rows), torch.empty_like(logits)
+    qkv, cache = torch.randn(num_rows, 15, 64), torch.zeros(2, 8, 16, 3, 64)
+    cos, sin = torch.randn(2, num_rows, 64)
+    embedding = ops.store_int8(torch.ones(49152, 576))
 
-    def filter_copy(call: Callable[..., None], top_k: int, top_p: float) -> None:  # what is filtered is not again
+    def filter_copy(table: Any, top_k: int, top_p: float) -> None:  # what is filtered is not again
         wide.copy_(logits)
         settings = (torch.ones(num_rows), torch.full((num_rows,), top_k), torch.full((num_rows,), top_p))
-        call(wide, rows, *settings, torch.zeros(num_rows))
+        table.filter_rows(wide, rows, *settings, torch.zeros(num_rows))
 
-    pairs: dict[str, tuple[Callable[[], object], Callable[[], object], int]] = {
-        "rms_norm": (
-            lambda: ops.rms_norm(x, weight, 1e-5, residual),
-            lambda: reference.rms_norm(x, weight, 1e-5, residual),
-            4 * x.nbytes,
-        ),
-        "gate_and_multiply": (
-            lambda: ops.gate_and_multiply(gate_up, "silu"),
-            lambda: reference.gate_and_multiply(gate_up, "silu"),
-            3 * gate_up.nbytes // 2,
-        ),
-        "score_rows, 5 of 49,152": (
-            lambda: ops.score_rows(logits, chosen, num_top, 5, False),
-            lambda: reference.score_rows(logits, chosen, num_top, 5, False),
+    # Name → the call, by a table of ops, and the bytes that it moves.
+    calls: dict[str, tuple[Callable[[Any], object], int]] = {
+        "embed": (lambda t: t.embed(rows, embedding, torch.ones(49152), torch.float32), 5 * x.numel()),
+        "rms_norm": (lambda t: t.rms_norm(x, weight, 1e-5, residual), 4 * x.nbytes),
+        "gate_and_multiply": (lambda t: t.gate_and_multiply(gate_up, "silu"), 3 * gate_up.nbytes // 2),
+        "rotate": (lambda t: t.rotate(qkv, cos, sin), 2 * qkv.nbytes),
+        "write_kv": (lambda t: t.write_kv(qkv[:, 9:12], qkv[:, 12:], cache, rows), 4 * qkv.nbytes // 5),
+        "rotate_and_write_kv": (lambda t: t.rotate_and_write_kv(qkv, cos, sin, cache, rows), 2 * qkv.nbytes),
+        "score_rows, 5 of 49,152": (lambda t: t.score_rows(logits, chosen, num_top, 5, False), logits.nbytes),
+        "score_rows, 20 of 49,152": (lambda t: t.score_rows(logits, chosen, num_top * 4, 20, False), logits.nbytes),
+        "score_given_ids, 5 of 49,152": (
+            lambda t: t.score_given_ids(logits, chosen, torch.arange(5).repeat(num_rows, 1), False),
             logits.nbytes,
         ),
-        "score_rows, 20 of 49,152": (
-            lambda: ops.score_rows(logits, chosen, num_top * 4, 20, False),
-            lambda: reference.score_rows(logits, chosen, num_top * 4, 20, False),
-            logits.nbytes,
-        ),
-        "score_full_rows of 49,152": (
-            lambda: ops.score_full_rows(logits, False),
-            lambda: reference.score_full_rows(logits, False),
-            3 * logits.nbytes,
-        ),
-        "top-p 0.9 of 49,152": (
-            lambda: filter_copy(ops.filter_rows, 49152, 0.9),
-            lambda: filter_copy(reference.filter_rows, 49152, 0.9),
-            2 * logits.nbytes,
-        ),
-        "top-k 50 of 49,152": (
-            lambda: filter_copy(ops.filter_rows, 50, 1.0),
-            lambda: filter_copy(reference.filter_rows, 50, 1.0),
-            2 * logits.nbytes,
-        ),
-        "draw_rows of 49,152": (
-            lambda: ops.draw_rows(logits, *draws),
-            lambda: reference.draw_rows(logits, *draws),
-            logits.nbytes,
-        ),
-        "argmax_rows of 49,152": (
-            lambda: ops.argmax_rows(logits),
-            lambda: reference.argmax_rows(logits),
-            logits.nbytes,
-        ),
+        "score_full_rows of 49,152": (lambda t: t.score_full_rows(logits, False), 3 * logits.nbytes),
+        "filter_rows, top-p 0.9 of 49,152": (lambda t: filter_copy(t, 49152, 0.9), 2 * logits.nbytes),
+        "filter_rows, top-k 50 of 49,152": (lambda t: filter_copy(t, 50, 1.0), 2 * logits.nbytes),
+        "philox_bits of 49,152": (lambda t: t.philox_bits(*draws[1:], 49152), 2 * logits.nbytes),
+        "draw_rows of 49,152": (lambda t: t.draw_rows(logits, *draws), logits.nbytes),
+        "argmax_rows of 49,152": (lambda t: t.argmax_rows(logits), logits.nbytes),
     }
     cases = []
-    for name, (ours, oracle, num_bytes) in pairs.items():
+    for name, (call, num_bytes) in calls.items():
         rivals: dict[str, Callable[[int], object]] = {
-            "ours": lambda _, call=ours: call(),
-            "torch oracle": lambda _, call=oracle: call(),
+            "ours": lambda _, call=call: call(ops),
+            "torch oracle": lambda _, call=call: call(TorchReference()),
         }
         cases.append(Case(f"{name}, {num_rows} rows", rivals, dict.fromkeys(rivals, num_bytes), 0, repeats=16))
     return cases

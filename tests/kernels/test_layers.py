@@ -157,6 +157,27 @@ def test_the_gate_passes_nan_and_infinity(ops: ModuleType) -> None:
     assert found[0, 0].isnan() and found[0, 1] == float("inf") and found[0, 2] == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", ["silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"])
+def test_every_activation_gates(ops: ModuleType, activation: str, dtype: torch.dtype) -> None:
+    gate, up = torch.linspace(-4, 4, 33), torch.randn(33)
+    found = ops.gate_and_multiply(torch.cat([gate, up])[None].to(dtype), activation)
+    tanh = torch.tanh((2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3))
+    expected = {
+        "silu": gate * gate.sigmoid(),
+        "swish": gate * gate.sigmoid(),
+        "gelu": gate * (1 + torch.erf(gate / 2**0.5)) / 2,
+        "relu": gate.clamp(min=0),
+    }.get(activation, gate * (1 + tanh) / 2)
+    assert found.dtype == dtype and found.shape == (1, 33)
+    torch.testing.assert_close(
+        found[0].float(),
+        expected * up,
+        rtol=0.03 if dtype != torch.float32 else 1e-5,
+        atol=1e-2 if dtype != torch.float32 else 1e-6,
+    )
+
+
 def test_layer_ops_do_not_depend_on_threads_or_row_mates() -> None:
     x, weight, gate_up = make(200, 576), make(576, seed=1), make(200, 2 * 1000, seed=2)
 

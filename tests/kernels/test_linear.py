@@ -1,4 +1,4 @@
-"""Products with weights against a float64 oracle: every size of remainder, every stored type, hostile numbers."""
+"""Products with weights against a float64 oracle: every size of remainder, every stored type, hostile values."""
 
 import itertools
 from collections.abc import Callable
@@ -13,7 +13,8 @@ from vllm.ops import api
 from vllm.ops.stored_weights import take_int8_rows
 
 KINDS = [torch.float32, torch.bfloat16, torch.int8]
-# Few rows (up to 4), panels of 1 to 4 vectors, so many panels that weights are copied, so many that they are turned.
+# Gemv (up to 4 rows), panels of 1 to 4 vectors, so many panels that weights are copied, so many that the weights are
+# transposed.
 ROWS = [1, 2, 3, 4, 5, 8, 15, 24, 32, 33, 49, 55, 100, 191, 192, 250]
 SIZES = [1, 7, 8, 15, 17, 64, 321, 576, 1025, 1536]
 COLUMNS = [1, 3, 4, 5, 15, 16, 17, 33, 130]
@@ -202,3 +203,36 @@ def test_rows_without_numbers_give_the_bias(ops: ModuleType, num_rows: int) -> N
 
 def test_no_rows_give_no_rows(ops: ModuleType) -> None:
     assert ops.linear(torch.empty(0, 8), torch.randn(3, 8)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, torch.float16], ids=str)
+def test_a_product_to_float32_is_not_rounded_to_the_weights_dtype(ops: ModuleType, kind: torch.dtype) -> None:
+    product = make_product(5, 96, 33, kind)._replace(bias=None)
+    weight, _, scale = product.stored
+    assert_near(ops.linear_to_float32(product.x, weight, scale), product)
+    narrow = product._replace(x=product.x.to(torch.bfloat16 if kind == torch.int8 else kind))
+    out = torch.full((5, 40), torch.nan)[:, 3:36]
+    assert ops.linear_to_float32(narrow.x, weight, scale, out) is out
+    assert_near(out, narrow._replace(x=narrow.x.float()))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_embeddings_are_the_rows_that_products_are_made_with(ops: ModuleType, kind: torch.dtype) -> None:
+    ids = torch.tensor([32, 0, 0, 69, 31])
+    product = make_product(1, 64, 70, kind)
+    weight, _, scale = product.stored
+    rows = product.weight.float() if scale is None else product.weight.float() * scale[:, None]
+    assert torch.equal(ops.embed(ids, weight, scale, torch.float32), rows[ids])
+    if scale is None:
+        assert torch.equal(ops.embed(ids, weight, None, torch.bfloat16), rows[ids].bfloat16())
+    else:
+        groups = torch.rand(2, 70)
+        wide = product.weight.float().view(70, 2, 32) * groups.t()[:, :, None]
+        assert torch.equal(ops.embed(ids, weight, groups, torch.float32), wide.view(70, 64)[ids])
+    assert ops.embed(ids[:0], weight, scale, torch.float32).shape == (0, 64)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_in_a_narrow_dtype_are_torchs(ops: ModuleType, dtype: torch.dtype) -> None:
+    x, weight, bias = torch.randn(3, 16).to(dtype), torch.randn(7, 16).to(dtype), torch.randn(7).to(dtype)
+    assert torch.equal(ops.linear(x, weight, bias), torch.nn.functional.linear(x, weight, bias))
