@@ -3,7 +3,7 @@
 import difflib
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -19,6 +19,16 @@ MEANT_INSTEAD = {
     "prompt_logprob_start": "; prompt_logprobs_start is the first token that prompt_logprobs scores, and "
     "prompt_logprob_start is the first row of prompt_logprob_token_ids, which is not served"
 }
+
+# generation_config.json → SamplingParams
+_MODEL_DEFAULTS = {name: name for name in ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")}
+_MODEL_DEFAULTS["max_new_tokens"] = "max_tokens"
+
+
+def read_model_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `SamplingParams` that a model's generation config sets."""
+    found = {field: generation_config.get(name) for name, field in _MODEL_DEFAULTS.items()}
+    return {field: value for field, value in found.items() if value is not None}
 
 
 class StrictMeta(msgspec.StructMeta):

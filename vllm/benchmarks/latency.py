@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vllm.benchmarks.offline import add_engine_flags, make_engine_args, make_params, write_json
+from vllm.benchmarks.offline import add_engine_flags, make_params, write_json
 from vllm.engine.cli_args import check_at_least
+from vllm.entrypoints.cli.local_args import make_engine_args
 from vllm.entrypoints.llm import LLM
 from vllm.exceptions import VLLMUnsupportedError
 from vllm.inputs import TokensPrompt

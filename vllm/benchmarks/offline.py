@@ -21,14 +21,6 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     EngineArgs.add_cli_args(parser)
 
 
-def make_engine_args(args: argparse.Namespace, kind: type[EngineArgs] = EngineArgs) -> EngineArgs:
-    """Return the engine's arguments; the cap on logprobs, which protects servers, is off."""
-    engine_args = kind.from_cli_args(args)
-    if not hasattr(args, "max_logprobs"):
-        engine_args.max_logprobs = -1
-    return engine_args
-
-
 def make_params(args: argparse.Namespace, max_tokens: int | None) -> SamplingParams:
     """Return the params of a request that generates all of its tokens."""
     return SamplingParams(

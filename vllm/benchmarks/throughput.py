@@ -6,9 +6,10 @@ import time
 from collections.abc import Sequence
 
 from vllm.benchmarks.datasets import SampleRequest, add_dataset_flags, check_dataset_flags, make_requests
-from vllm.benchmarks.offline import add_engine_flags, make_engine_args, make_params, write_json
+from vllm.benchmarks.offline import add_engine_flags, make_params, write_json
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.engine.cli_args import check_at_least
+from vllm.entrypoints.cli.local_args import make_engine_args
 from vllm.entrypoints.llm import LLM
 from vllm.inputs import TextPrompt, TokensPrompt
 from vllm.outputs import RequestOutput

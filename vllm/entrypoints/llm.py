@@ -14,22 +14,13 @@ from vllm.entrypoints.scoring.offline import ScoringMethods
 from vllm.exceptions import VLLMUnsupportedError, VLLMValidationError
 from vllm.inputs import ParsedPrompt, PromptType, parse_prompts
 from vllm.outputs import RequestOutput
+from vllm.sampling_checks import read_model_defaults
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers import get_tokenizer
 from vllm.v1.engine.llm_engine import LLMEngine, refuse_lora
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 Conversation = list[Mapping[str, Any]]
-
-# generation_config.json → SamplingParams
-_DEFAULT_FIELDS = {
-    "repetition_penalty": "repetition_penalty",
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "max_new_tokens": "max_tokens",
-}
 
 
 def _refuse(method: str, advice: str) -> Callable[..., NoReturn]:
@@ -283,8 +274,7 @@ class LLM(ScoringMethods):
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return a fresh SamplingParams with the defaults of the model's generation config."""
-        found = self.model_config.generation_config
-        fields = {field: found[name] for name, field in _DEFAULT_FIELDS.items() if found.get(name) is not None}
+        fields = read_model_defaults(self.model_config.generation_config)
         return SamplingParams.from_optional(**{"max_tokens": SamplingParams().max_tokens, **fields})
 
     def get_world_size(self, include_dp: bool = True) -> int:

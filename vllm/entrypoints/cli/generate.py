@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm.engine.arg_utils import EngineArgs
+from vllm.entrypoints.cli.local_args import make_engine_args
 from vllm.entrypoints.cli.tables import print_tables
 from vllm.entrypoints.llm import LLM
 from vllm.exceptions import VLLMValidationError
@@ -57,10 +58,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the sub-command and return its exit status."""
     if not args.prompt:
         raise VLLMValidationError("generate needs at least one --prompt")
-    engine_args = EngineArgs.from_cli_args(args)
+    engine_args = make_engine_args(args)
     engine_args.disable_log_stats = True
-    if not hasattr(args, "max_logprobs"):
-        engine_args.max_logprobs = -1  # the cap protects servers
     given = {
         name.removeprefix("sampling_"): value
         for name, value in vars(args).items()

@@ -2,7 +2,7 @@
 
 import argparse
 
-from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 
 # They have another form here, or mean nothing without a server.
 _LEFT_OUT = (
@@ -12,6 +12,14 @@ _LEFT_OUT = (
     "max_num_queued_reqs",
     "max_num_queued_tokens",
 )
+
+
+def make_engine_args(args: argparse.Namespace, kind: type[EngineArgs] = EngineArgs) -> EngineArgs:
+    """Return the engine's arguments; the cap on logprobs, which protects servers, is off."""
+    engine_args = kind.from_cli_args(args)
+    if not hasattr(args, "max_logprobs"):
+        engine_args.max_logprobs = -1
+    return engine_args
 
 
 def add_local_flags(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from vllm.engine.arg_utils import EngineArgs
 from vllm.engine.cli_args import check_at_least
+from vllm.entrypoints.cli.local_args import make_engine_args
 from vllm.entrypoints.llm import LLM
 from vllm.entrypoints.scoring.items import JSONL, LINES, WHOLE, SourceLine, find_kind, open_source, read_lines
 from vllm.entrypoints.scoring.journal import Journal
@@ -66,10 +67,8 @@ def run(args: argparse.Namespace) -> int:
     check_at_least(args, batch_size=1, top_k=0)
     kind = find_kind(args.file, args.format)
     with contextlib.closing(open_source(args.file)) as stream:
-        engine_args = EngineArgs.from_cli_args(args)
+        engine_args = make_engine_args(args)
         engine_args.disable_log_stats = True
-        if not hasattr(args, "max_logprobs"):
-            engine_args.max_logprobs = -1  # the cap protects servers
         with LLM.from_engine_args(engine_args) as llm:
             window, stride = check_window(args.window, args.stride, llm.model_config.max_model_len)
             settings = {

@@ -5,45 +5,19 @@ from typing import Any
 
 from vllm.entrypoints.openai.protocol import GenerationRequest
 from vllm.exceptions import VLLMValidationError
+from vllm.sampling_checks import read_model_defaults
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-# What a model's generation_config.json may say about sampling.
-_MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
-_PLAIN_FIELDS = (
-    "frequency_penalty",
-    "presence_penalty",
-    "logit_bias",
-    "seed",
-    "stop",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "min_tokens",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "allowed_token_ids",
-    "bad_words",
-    "logprob_token_ids",
-    "logprobs_mode",
-    "stream_interval",
-    "prompt_logprobs_start",
-)
+# Fields that have the same name and meaning in a request and in the engine.
+_PLAIN_FIELDS = GenerationRequest.model_fields.keys() & set(SamplingParams.__struct_fields__) - {"n", "prompt_logprobs"}
 
 
 class SamplingDefaults:
     """What a model says about sampling where a request says nothing, and the most tokens that it may generate."""
 
     def __init__(self, generation_config: Mapping[str, Any]) -> None:
-        self.values = {
-            name: generation_config[name] for name in _MODEL_DEFAULTS if generation_config.get(name) is not None
-        }
-        self.max_new_tokens: int | None = generation_config.get("max_new_tokens")
+        self.values = read_model_defaults(generation_config)
+        self.max_new_tokens: int | None = self.values.pop("max_tokens", None)
 
     def make_params(self, request: GenerationRequest) -> SamplingParams:
         """Return the params of a request.
