@@ -38,7 +38,7 @@ Key = tuple[str, str, str]  # server, load, logprobs
 
 
 class Server:
-    """A server process and its children, which sleep unless told otherwise."""
+    """A server process and its children, which sleep unless they are woken."""
 
     def __init__(self, name: str, python: str, model: str, flags: list[str], log: pathlib.Path) -> None:
         self.name = name

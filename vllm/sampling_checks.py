@@ -32,7 +32,7 @@ def read_model_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class StrictMeta(msgspec.StructMeta):
-    """Tells who misspells a keyword what was probably meant."""
+    """Suggests the nearest keyword for one that is misspelled."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         fields = [name for name in cls.__struct_fields__ if not name.startswith("_")]

@@ -134,7 +134,7 @@ class HfEngine:
 
 
 class Arrivals:
-    """What transformers calls a streamer: it is told of the prompt, then of each token."""
+    """What transformers calls a streamer: it gets the prompt, then each token."""
 
     def __init__(self):
         self.times = []

@@ -9,7 +9,7 @@ _WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0}
 
 
 class Workload(NamedTuple):
-    """Prompts of random token ids; what is timed, and in which unit it is told."""
+    """Prompts of random token ids; what is timed, and in which unit it is reported."""
 
     name: str
     title: str
@@ -20,11 +20,11 @@ class Workload(NamedTuple):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     kind: str = "output"  # output, decode, prompt, fan_out, memory: see compute_figure
-    is_once: bool = False  # a fresh process tells more than a second time does
+    is_once: bool = False  # a fresh process is measured rather than a second run in one
     is_rate: bool = True  # more is better, and pairs of engines have a ratio
 
     def make_command(self, seed: int) -> dict[str, object]:
-        """Return what an engine process is told."""
+        """Return what an engine process gets."""
         names = ("kind", "num_prompts", "input_len", "output_len", "logprobs", "prompt_logprobs")
         return {"do": "run", "seed": seed, **{name: getattr(self, name) for name in names}}
 

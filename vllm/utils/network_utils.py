@@ -1,4 +1,4 @@
-"""A name that trainers import: they tell their other processes where this one is."""
+"""A name that trainers import: it finds the address that their other processes connect to."""
 
 import socket
 

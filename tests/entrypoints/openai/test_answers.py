@@ -209,9 +209,9 @@ def test_a_prompt_is_cut_where_the_request_says(server: Client) -> None:
 
 def test_tokens_and_texts_are_turned_into_each_other(server: Client) -> None:
     token_ids = tiny_tokenizer().encode("the way")
-    told = server.send("POST", "/tokenize", {"prompt": "the way", "return_token_strs": True}).json
-    assert told["tokens"] == token_ids and told["count"] == len(token_ids) and told["max_model_len"] == 256
-    assert len(told["token_strs"]) == len(token_ids)
+    answer = server.send("POST", "/tokenize", {"prompt": "the way", "return_token_strs": True}).json
+    assert answer["tokens"] == token_ids and answer["count"] == len(token_ids) and answer["max_model_len"] == 256
+    assert len(answer["token_strs"]) == len(token_ids)
     assert server.send("POST", "/detokenize", {"tokens": token_ids}).json == {"prompt": "the way"}
     messages = [{"role": "user", "content": "the way"}]
     chat = server.send("POST", "/tokenize", {"messages": messages}).json

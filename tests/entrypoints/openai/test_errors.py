@@ -30,10 +30,10 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
     ids=lambda value: type(value).__name__,
 )
 def test_each_exception_has_its_status(error: Exception, status: int, kind: str) -> None:
-    told = to_api_error(error)
-    assert (told.status, told.kind) == (status, kind)
-    assert set(told.body()["error"]) == {"message", "type", "param", "code"}
-    assert ("Retry-After" in told.headers) == (status == 503)
+    answer = to_api_error(error)
+    assert (answer.status, answer.kind) == (status, kind)
+    assert set(answer.body()["error"]) == {"message", "type", "param", "code"}
+    assert ("Retry-After" in answer.headers) == (status == 503)
 
 
 def test_a_rule_names_its_field_and_a_failed_request_its_cause() -> None:

@@ -71,7 +71,7 @@ def make_token_buckets(largest: int) -> list[int]:
 
 
 class EngineMetrics:
-    """The metrics of one engine, told of each request and of each step."""
+    """The metrics of one engine, updated by each request and each step."""
 
     def __init__(self, model_name: str, max_model_len: int, *, engine: str = "0") -> None:
         self.registry = CollectorRegistry()
@@ -129,12 +129,12 @@ class EngineMetrics:
             gauge.set(name == state)
 
     def set_cache_config(self, **labels: Any) -> None:
-        """Tell the configuration of the KV cache, once."""
+        """Set the configuration of the KV cache, once."""
         shown = {**{name: str(value) for name, value in labels.items()}, "engine": self._labels["engine"]}
         gauge = Gauge("vllm:cache_config_info", "the KV cache's configuration", list(shown), registry=self.registry)
         gauge.labels(**shown).set(1)
 
-    # ------------------------------------------------------------ what is told
+    # ------------------------------------------------------------ output
 
     def render(self) -> bytes:
         """Return everything in Prometheus' text form."""
