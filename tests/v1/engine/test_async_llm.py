@@ -17,6 +17,7 @@ from vllm.logprobs import FlatLogprobs
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_pump import cut
 from vllm.v1.engine.queue_limits import QueueLimits
@@ -314,8 +315,10 @@ def test_what_a_caller_does_wrong_is_raised_at_the_first_step(async_engine: Asyn
 
 def test_a_refusal_by_the_core_ends_its_request_only(async_engine: AsyncLLM) -> None:
     async def work() -> None:
-        stream, other = ask(async_engine, max_tokens=50), asyncio.create_task(read(ask(async_engine, "other")))
-        await anext(stream)
+        await async_engine._call(EngineCore.pause, "test")  # or the first request could be finished before the second
+        reader, other = (asyncio.create_task(read(ask(async_engine, name))) for name in ("a", "other"))
+        while async_engine.num_unfinished_requests < 2:
+            await asyncio.sleep(0)
         (internal_id,) = [key for key in async_engine._collectors if key.startswith("a-")]
         request = async_engine._output_processor._parents[internal_id]
         duplicate = async_engine._input_processor.process("a", request.prompt_token_ids, SamplingParams()).core_request
@@ -323,7 +326,8 @@ def test_a_refusal_by_the_core_ends_its_request_only(async_engine: AsyncLLM) -> 
             type(duplicate)(**{**_fields(duplicate), "request_id": internal_id})
         )
         with pytest.raises(VLLMValidationError, match="in use"):
-            await read(stream)
+            await reader
+        await async_engine._call(EngineCore.resume, "test")
         assert (await other)[-1].finished
         await wait_until_idle(async_engine)
 
@@ -451,9 +455,10 @@ def test_a_sleeping_engine_answers_after_it_wakes(async_engine: AsyncLLM, level:
             await asyncio.sleep(0)
         await async_engine.sleep(level, mode="keep")
         assert await async_engine.is_sleeping()
+        num_halted = async_engine.num_unfinished_requests  # 1, unless the core was faster; what it finished is here
         later = asyncio.create_task(read(ask(async_engine, "b")))
         await asyncio.sleep(0.05)
-        assert not later.done() and not reader.done()
+        assert async_engine.num_unfinished_requests == num_halted + 1 and not later.done()
         await async_engine.wake_up()
         assert not await async_engine.is_sleeping()
         assert (await reader)[-1].finished and (await later)[-1].finished
