@@ -4,8 +4,6 @@ import pytest
 
 from vllm.distributed.parallel_state import (
     Share,
-    get_tensor_model_parallel_rank,
-    get_tensor_model_parallel_world_size,
     take_share,
     take_vocabulary_share,
     tensor_parallel,
@@ -21,15 +19,14 @@ def take_all(world_size: int, total: int, unit: int = 1, *, may_repeat: bool = F
 
 
 def test_one_rank_holds_everything() -> None:
-    assert (get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()) == (0, 1)
     assert take_share(12, 4) == Share.whole(12) == take_vocabulary_share(12)
 
 
 def test_the_ranks_hold_inside_the_with_statement_only() -> None:
     with pytest.raises(RuntimeError), tensor_parallel(2, 3):
-        assert (get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()) == (2, 3)
+        assert take_share(12) == Share(8, 12, 12)
         raise RuntimeError
-    assert get_tensor_model_parallel_world_size() == 1
+    assert take_share(12) == Share.whole(12)
 
 
 def test_shares_follow_each_other_in_whole_units() -> None:

@@ -42,14 +42,6 @@ def tensor_parallel(rank: int, world_size: int) -> Iterator[None]:
         _ranks.reset(token)
 
 
-def get_tensor_model_parallel_rank() -> int:
-    return _ranks.get()[0]
-
-
-def get_tensor_model_parallel_world_size() -> int:
-    return _ranks.get()[1]
-
-
 def take_share(total: int, unit: int = 1, *, may_repeat: bool = False) -> Share:
     """Return this rank's part of `total` rows or columns, of which each `unit` (a head's, a group's) stay together.
 
