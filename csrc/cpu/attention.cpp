@@ -81,7 +81,7 @@ struct TilePlace {
   int64_t slots[kKeyTile];     // in elements from the start of the keys or values of a KV head
 };
 
-// One thread's scratch; kept between calls, since every layer of a step wants the same.
+// One thread's scratch; kept between calls, since every layer of a step uses the same sizes.
 struct Scratch {
   std::vector<float> queries, packed_keys, packed_values, scores, decay, states;
   std::vector<KeyRange> visible;

@@ -1,8 +1,8 @@
 // Top-k, top-p and min-p without a sort: which tokens stay is a prefix of the row's falling order (ties: lowest id
-// first), so each filter comes down to the last token that stays.
+// first), so each filter is a search for the last token that stays.
 //
 // That token is found by buckets: one pass adds up what falls into each of a thousand, laid evenly over the distance to
-// the largest logit; only the bucket that holds the end of the prefix is looked at again, in finer buckets, until few
+// the largest logit; only the bucket that holds the end of the prefix is searched again, in finer buckets, until few
 // tokens are left to sort. Sums are double and one thread's, so that nothing depends on the batch or on the threads.
 #include <algorithm>
 #include <cmath>
@@ -53,7 +53,7 @@ struct Progress {
       sum += weight;
       if (sum >= goal) break;
     }
-    sum = before_found;  // what lies inside of the one found is for a closer look
+    sum = before_found;  // what lies inside of the one found is searched again
     return found;
   }
 };

@@ -38,7 +38,7 @@ struct KeyRange {
   int32_t first, end;  // keys of the tile, from 0
 };
 
-// The keys and values lie in the cache as float32 or bfloat16, as the kernel's name says. Where a tile is met for
+// The keys and values are float32 or bfloat16, as the kernel's name says. Where a tile is computed for
 // several KV heads, what belongs to each stands one after the other: num_rows queries, scores, ... and head_dim
 // elements of a key.
 struct AttentionTile {

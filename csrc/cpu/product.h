@@ -16,7 +16,7 @@ namespace vllm::cpu {
 
 // Elements of a page: parts of the workspace start at one.
 inline constexpr int64_t kPage = 1024;
-// Elements after each row of copied weights, so that rows do not lie on each other in the cache.
+// Elements after each row of copied weights, so that rows do not map to the same sets of the cache.
 inline constexpr int64_t kPadding = 16;
 
 // Rows of weights that are interleaved, element by element.

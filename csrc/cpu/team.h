@@ -1,7 +1,7 @@
 // A team: the threads of one parallel region, which wait for work while the first of them makes a chain of calls.
 //
 // Opening a region costs microseconds, a decode step has some 150 of them, and a step of a small model with narrow
-// weights takes ten milliseconds: so the whole chain runs inside one region. Whoever waits looks for some microseconds
+// weights takes ten milliseconds: so the whole chain runs inside one region. Whoever waits polls for some microseconds
 // and then sleeps: when another process wants the cores, a thread that spins keeps the one that it waits for from
 // running.
 #pragma once
@@ -61,16 +61,16 @@ class Signal {
     wake_if_needed();
   }
 
-  // Returns the first value found that is not `old`; between two looks, pass() does something short.
+  // Returns the first value found that is not `old`; between two polls, pass() does something short.
   template <typename Pass>
   uint32_t wait_for_change(uint32_t old, Pass& pass) {
-    for (int look = 0; look < kLooks; ++look) {
+    for (int poll = 0; poll < kPolls; ++poll) {
       const uint32_t value = read();
       if (value != old) return value;
       pass();
       pause_thread();
     }
-    num_sleepers_.fetch_add(1);  // before the value is looked at again: whoever changes it does so before looking here
+    num_sleepers_.fetch_add(1);  // before the value is read again: whoever changes it does so before reading this
     uint32_t value;
     while ((value = value_.load()) == old) sleep_while_equal(&value_, old);
     num_sleepers_.fetch_sub(1);
@@ -78,8 +78,8 @@ class Signal {
   }
 
  private:
-  // A look takes some 15 ns: together about what falling asleep and waking cost.
-  static constexpr int kLooks = 1000;
+  // Together about as long as falling asleep and waking take.
+  static constexpr int kPolls = 1000;
 
   void wake_if_needed() {
     if (num_sleepers_.load() > 0) wake_sleepers(&value_);
@@ -97,7 +97,7 @@ class Ahead {
     start_.store(static_cast<const char*>(start), std::memory_order_relaxed);
   }
 
-  // One thread's way through its own. What it read while another announcement was made is a hint gone wrong, no more.
+  // One thread's progress through its own. A start and a size of two different announcements only waste prefetches.
   class Reader {
    public:
     Reader(const Ahead& ahead, int thread) : ahead_(ahead), thread_(thread) {}
@@ -110,11 +110,11 @@ class Ahead {
         next_ = start + thread_ * size;
         end_ = next_ + size;
       }
-      for (int line = 0; line < kLinesALook && next_ < end_; ++line, next_ += kLineBytes) __builtin_prefetch(next_);
+      for (int line = 0; line < kLinesAPoll && next_ < end_; ++line, next_ += kLineBytes) __builtin_prefetch(next_);
     }
 
    private:
-    static constexpr int kLinesALook = 2;
+    static constexpr int kLinesAPoll = 2;
 
     const Ahead& ahead_;
     int thread_;
@@ -164,7 +164,7 @@ class Team {
     for (uint32_t busy = num_busy_.read(); busy != 0;) busy = num_busy_.wait_for_change(busy, leaders_);
   }
 
-  // What the other threads do until the leader is through.
+  // What the other threads do until the leader has ended the team.
   void serve(int thread) {
     Ahead::Reader reader(ahead_, thread);
     for (uint32_t order = 0;;) {
@@ -182,7 +182,7 @@ class Team {
   static constexpr uint32_t kThreadsMask = 0xffff;
 
   int size_ = 1;
-  uint32_t order_ = 0;  // a running number, and how many threads are wanted (0: go home)
+  uint32_t order_ = 0;  // a running number, and how many threads are to work (0: the team ends)
   Work work_ = nullptr;
   void* context_ = nullptr;
   Ahead ahead_;

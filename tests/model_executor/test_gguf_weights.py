@@ -106,7 +106,7 @@ def test_a_matrix_of_mixed_types_gets_a_factor_a_row(tmp_path: pathlib.Path) -> 
 @pytest.mark.parametrize("kind", [kind for kind in GgmlType if kind not in (GgmlType.F64,)], ids=lambda kind: kind.name)
 def test_blocks_become_the_numbers_of_the_gguf_package(kind: GgmlType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dequantize_module, "_BLOCKS_AT_ONCE", 5)
-    monkeypatch.setattr(dequantize_module, "_MAX_NUMBERS_AT_ONCE", 600)
+    monkeypatch.setattr(dequantize_module, "_MAX_ELEMENTS_AT_ONCE", 600)
     block, block_bytes = BLOCK_SIZES[kind]
     data = np.random.default_rng(int(kind)).integers(0, 256, (8 * 3, block_bytes), dtype=np.uint8)
     tensor = GgufTensor("x", (8, 3 * block), kind, 0, data.size)

@@ -3,6 +3,9 @@
 A table is an object with a method for each op. A CPU's is the compiled library's (cpu.py, csrc/) or, where that is
 missing, plain torch (torch_reference.py); a device without a table of its own has the reference, too.
 
+Under an op's name stand its oracle in torch_reference.py, its tests in tests/kernels and its timing in
+benchmarks/bench_kernels.py (tests/house/test_ops.py).
+
 Order of tokens, everywhere: by (logit falling, id rising), on the float32 logits given. rank = 1 + the tokens before.
 """
 

@@ -49,7 +49,7 @@ inline uint32_t compare(Floats a, Floats b) {
   const auto high = static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.high, b.high, kPredicate)));
   return low | high << 8;
 }
-// Bit i of the result speaks of lane i; a NaN compares false.
+// Bit i of the result is for lane i; a NaN compares false.
 inline uint32_t greater(Floats a, Floats b) { return compare<_CMP_GT_OQ>(a, b); }
 inline uint32_t at_least(Floats a, Floats b) { return compare<_CMP_GE_OQ>(a, b); }
 inline uint32_t equal(Floats a, Floats b) { return compare<_CMP_EQ_OQ>(a, b); }

@@ -40,7 +40,7 @@ inline Floats keep_at_least(Floats value, Floats x, Floats bound) {
   return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.all, bound.all, _CMP_GE_OQ), value.all)};
 }
 
-// Bit i of the result speaks of lane i; a NaN compares false.
+// Bit i of the result is for lane i; a NaN compares false.
 inline uint32_t greater(Floats a, Floats b) { return _mm512_cmp_ps_mask(a.all, b.all, _CMP_GT_OQ); }
 inline uint32_t at_least(Floats a, Floats b) { return _mm512_cmp_ps_mask(a.all, b.all, _CMP_GE_OQ); }
 inline uint32_t equal(Floats a, Floats b) { return _mm512_cmp_ps_mask(a.all, b.all, _CMP_EQ_OQ); }

@@ -97,7 +97,7 @@ inline uint32_t collect(const Int4 masks[4]) {
 }
 #define VLLM_COMPARE(a, b, op) \
   const Int4 masks[4] = {a.part[0] op b.part[0], a.part[1] op b.part[1], a.part[2] op b.part[2], a.part[3] op b.part[3]}
-// Bit i of the result speaks of lane i; a NaN compares false.
+// Bit i of the result is for lane i; a NaN compares false.
 inline uint32_t greater(Floats a, Floats b) {
   VLLM_COMPARE(a, b, >);
   return collect(masks);

@@ -9,7 +9,7 @@ namespace vllm::cpu::VLLM_VARIANT {
 
 constexpr int kIntoSecondLevel = 2;  // for __builtin_prefetch
 
-// (A stream a row was 1.5 times as slow as one in memory's order, and bursts 10 % slower than even steps.)
+// One stream in memory's order, in even steps: a stream a row, or bursts, are slower.
 inline void fetch_step(Fetching* fetching) {
   if (fetching->next >= fetching->end) return;
   for (int line = 0; line < fetching->lines_a_step; ++line) {

@@ -1,7 +1,7 @@
 // One instruction set's table of kernels; the build compiles this file once per set, with that set's flags.
 //
 // Nothing from the standard library's templates may be used in what this file includes: the linker would be free to
-// keep a copy compiled for AVX-512 and hand it to everybody.
+// keep a copy compiled for AVX-512 and call it everywhere.
 #include "../kernels.h"
 #include "../widen.h"
 

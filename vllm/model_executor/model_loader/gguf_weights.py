@@ -1,4 +1,4 @@
-"""Weights of a .gguf file under their Hugging Face names, as floating-point numbers."""
+"""Weights of a .gguf file under their Hugging Face names, as floating-point tensors."""
 
 import math
 import re
@@ -17,7 +17,7 @@ from vllm.model_executor.model_loader.dequantize import UnservedTypeError, dequa
 from vllm.model_executor.model_loader.weight_source import NamedWeight
 from vllm.model_executor.weights import WeightSlot
 
-_TURNED = re.compile(r"blk\.(\d+)\.attn_([qk])\.(weight|bias)")
+_PAIRED = re.compile(r"blk\.(\d+)\.attn_([qk])\.(weight|bias)")
 # What files carry beside weights: read into the configuration, or worked out by the model.
 _NOT_WEIGHTS = (FREQUENCY_FACTORS, "rope_factors_long.weight", "rope_factors_short.weight")
 
@@ -38,7 +38,7 @@ class GgufSource:
         return {hf_name: self.gguf.tensors[name].shape for name, hf_name in self.names.items()}
 
     def choose_group_scales(self, slots: Mapping[str, WeightSlot]) -> None:
-        """Let int8 matrices of which the file holds all rows as Q8_0 keep its numbers and factors."""
+        """Let int8 matrices of which the file holds all rows as Q8_0 keep its elements and scales."""
         is_q8_0 = {hf_name: self.gguf.tensors[name].type is GgmlType.Q8_0 for name, hf_name in self.names.items()}
         can_keep: dict[WeightMatrix, bool] = {}
         for hf_name, slot in slots.items():
@@ -59,17 +59,17 @@ class GgufSource:
             matrix = slot.module
             if isinstance(matrix, WeightMatrix) and matrix.has_group_scales:
                 stored = split_q8_0(self.gguf.tensors[name], self.gguf.read_tensor_bytes(name))
-                elements, scale = (self._undo_turn(name, tensor) for tensor in stored)
+                elements, scale = (self._restore_row_order(name, tensor) for tensor in stored)
                 slot.write_int8(elements, scale)
                 filled.add(hf_name)
         return filled
 
-    def _undo_turn(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        turned = _TURNED.fullmatch(name) if self.has_paired_rows else None
-        if turned is None:
+    def _restore_row_order(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        paired = _PAIRED.fullmatch(name) if self.has_paired_rows else None
+        if paired is None:
             return tensor
-        attention = self.config.layers[int(turned[1])].attention
-        return _to_split_halves(tensor, attention.num_heads if turned[2] == "q" else attention.num_kv_heads)
+        attention = self.config.layers[int(paired[1])].attention
+        return _to_split_halves(tensor, attention.num_heads if paired[2] == "q" else attention.num_kv_heads)
 
     def iterate(self, skipped: Collection[str] = ()) -> Iterator[NamedWeight]:
         wanted = {name: hf_name for name, hf_name in self.names.items() if hf_name not in skipped}
@@ -79,7 +79,7 @@ class GgufSource:
                 tensor = dequantize(self.gguf.tensors[name], self.gguf.read_tensor_bytes(name), memory)
             except UnservedTypeError as error:
                 raise ModelLoadError(f"{self.where}: {error}") from error
-            yield NamedWeight(hf_name, self._undo_turn(name, tensor))
+            yield NamedWeight(hf_name, self._restore_row_order(name, tensor))
 
 
 def _to_split_halves(weight: torch.Tensor, num_heads: int) -> torch.Tensor:  # [num_heads · head_dim, …]

@@ -100,7 +100,7 @@ def _name_slots(model: CausalLM, source: WeightSource) -> dict[str, WeightSlot]:
 
 
 def _list_memory(slots: Mapping[str, WeightSlot]) -> dict[str, torch.Tensor]:
-    """Return name in the checkpoint → memory that its numbers can be read into as they are."""
+    """Return name in the checkpoint → memory that its elements can be read into as they are."""
     return {name: memory for name, slot in slots.items() if (memory := slot.find_memory()) is not None}
 
 
