@@ -118,5 +118,7 @@ def _dequantize_elsewhere(tensor: GgufTensor, data: np.ndarray) -> torch.Tensor:
             part = data[first * block_bytes : (first + blocks_at_once) * block_bytes].reshape(-1, block_bytes)
             elements[first * block : (first + len(part)) * block] = gguf.quants.dequantize(part, kind).reshape(-1)
     except (NotImplementedError, ValueError) as error:
-        raise UnservedTypeError(f"tensor {tensor.name!r}: type {tensor.type.name} can't be turned into numbers") from error
+        raise UnservedTypeError(
+            f"tensor {tensor.name!r}: type {tensor.type.name} can't be turned into numbers"
+        ) from error
     return torch.from_numpy(elements).view(tensor.shape)
