@@ -69,11 +69,7 @@ class CpuOps(CpuSampling):
         return out
 
     def linear_to_float32(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        scale: torch.Tensor | None = None,
-        out: torch.Tensor | None = None,
+        self, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         if weight.dtype == torch.float16:
             return super().linear_to_float32(x, weight, scale, out)

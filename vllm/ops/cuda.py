@@ -12,11 +12,7 @@ class CudaOps(TorchReference):
     """What is not here is computed by the reference."""
 
     def linear_to_float32(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        scale: torch.Tensor | None = None,
-        out: torch.Tensor | None = None,
+        self, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         if scale is not None or weight.dtype == torch.float32 or not _HAS_WIDE_RESULTS:
             return super().linear_to_float32(x, weight, scale, out)

@@ -60,11 +60,7 @@ class TorchReference(TorchSampling):
         return product if out is None else out.copy_(product)
 
     def linear_to_float32(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        scale: torch.Tensor | None = None,
-        out: torch.Tensor | None = None,
+        self, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         x = x.float()
         if scale is not None:

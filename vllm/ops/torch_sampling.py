@@ -130,12 +130,7 @@ class TorchSampling:
     """The operations on rows of logits."""
 
     def score_rows(
-        self,
-        logits: torch.Tensor,
-        chosen: torch.Tensor,
-        num_top: torch.Tensor,
-        max_top: int,
-        as_logits: bool,
+        self, logits: torch.Tensor, chosen: torch.Tensor, num_top: torch.Tensor, max_top: int, as_logits: bool
     ) -> ScoredEntries:
         """Score each row's chosen token and its most likely ones."""
         vocab_size = logits.shape[1]
