@@ -16,6 +16,7 @@ enum Status : int32_t {
   kIdOutOfRange = 2,     // a token id, a row number, a block or a slot lies outside its table
   kCountOutOfRange = 3,  // num_top[row] is negative or larger than max_top
   kUnknownVariant = 4,   // not compiled in, or not run by this CPU
+  kUnknownOp = 5,        // a kind that is not in OpKind
 };
 
 // Of int8 rows kInterleavedRows are interleaved: an element of each, then the next one of each; a last set that is not
@@ -33,34 +34,68 @@ struct Matrix {
   int64_t kind;
 };
 
-struct DecoderLayer {
-  Matrix qkv, attention_out, gate_up, down;
-  const float* attention_norm;  // [hidden_size]
-  const float* mlp_norm;        // [hidden_size]
-  const float* query_norm;      // [head_dim] or null
-  const float* key_norm;        // [head_dim] or null
-  int64_t sliding_window;       // 0: none
+// What an op of a program does; which fields of ProgramOp it reads is said with each.
+enum OpKind : int64_t {
+  kEmbed = 0,            // output = rows of `matrix` that the tokens' ids name
+  kLinear = 1,           // output = input . matrix
+  kGatedLinear = 2,      // output = silu(gates) * the columns after them, of the product that `second` has room for
+  kGateAndMultiply = 3,  // the same of an input that holds gates and the columns after them
+  kRmsNorm = 4,          // output = norm of input or, with `second`, of second += input; `weight`, `eps`
+  kAdd = 5,              // output = input + second
+  kScale = 6,            // output = input * factor
+  kRotateAndWrite = 7,   // output = rotated query; `table`, `cache`, the sizes of heads; norms `weight`, `other_weight`
+  kAttend = 8,           // output = attention of input over `cache`; `factor`: of scores, `sliding_window`
 };
 
-struct Decoder {
-  const DecoderLayer* layers;
-  int64_t num_layers;
-  Matrix embedding;         // [vocab_size, hidden_size]
-  const float* final_norm;  // [hidden_size]
+// Where the rows of a buffer lie: in a part of the scratch that has room for all of a step's rows, for those that pass
+// a group of ops together, or for fewer than many; or in the caller's output.
+enum BufferPlace : int64_t { kAllRows = 0, kPartRows = 1, kFewerRows = 2, kOutput = 3 };
+
+struct ProgramBuffer {
+  int64_t place, offset, width;  // offset: from the place's start, times its number of rows
+};
+
+struct ProgramOp {
+  int64_t kind;
+  int64_t input, second, output;  // numbers of buffers; -1: none
+  int64_t num_grouped;            // this op and those after it that take some rows at a time, together; 1: all rows
+  Matrix matrix;
+  const float* weight;
+  const float* other_weight;
   int64_t num_heads, num_kv_heads, head_dim;
-  float eps, attention_scale;
+  int64_t table, cache;    // numbers of a rotation table and of a cache
+  int64_t sliding_window;  // 0: none
+  float eps, factor;
+};
+
+// A list of ops over buffers: what a model does with a step.
+struct Program {
+  const ProgramOp* ops;
+  int64_t num_ops;
+  const ProgramBuffer* buffers;
+  int64_t all_width, part_width, fewer_width;  // floats a row that the places of buffers take
+};
+
+// Of each position its cosines, then its sines: [num_positions, 2 * dim].
+struct RotationTable {
+  const float* rows;
+  int64_t num_positions, dim;
+};
+
+struct PagedCache {
+  void* elements;
+  int64_t kind;  // kFloat32 or kBfloat16
+  int64_t num_blocks, block_size;
 };
 
 // What a step brings; see vllm_rotate_and_write_kv and vllm_paged_attention.
-struct DecoderStep {
+struct ProgramStep {
   const int64_t* token_ids;  // [num_tokens]
   const int64_t* positions;  // [num_tokens]
   int64_t num_tokens;
-  const float* rotations;  // [num_positions, 2 * head_dim]: of each position its cosines, then its sines
-  int64_t num_positions;
-  void* const* kv_caches;  // a layer
-  int64_t kv_kind;         // kFloat32 or kBfloat16
-  int64_t num_blocks, block_size;
+  const RotationTable* tables;
+  int64_t num_tables;
+  const PagedCache* caches;
   const int64_t* slot_mapping;  // [num_tokens]
   const int32_t* block_tables;  // [num_requests, table_stride]
   int64_t table_stride;
@@ -72,7 +107,7 @@ struct DecoderStep {
 }  // namespace vllm::cpu
 
 // Raised whenever a signature below changes; Python refuses a library of another version.
-inline constexpr int32_t kVllmAbiVersion = 8;
+inline constexpr int32_t kVllmAbiVersion = 9;
 
 VLLM_API int32_t vllm_abi_version();
 
@@ -154,16 +189,17 @@ VLLM_API int32_t vllm_write_kv(const float* key, int64_t key_stride, const float
 VLLM_API int32_t vllm_rotate_and_write_kv(const float* qkv,  // [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
                                           int64_t token_stride, int64_t num_tokens, int64_t num_heads,
                                           int64_t num_kv_heads, int64_t head_dim,
-                                          const float* cos,  // [num_tokens, head_dim]
-                                          const float* sin,  // [num_tokens, head_dim], first half negated
-                                          const float* query_norm, const float* key_norm, float eps,
+                                          const float* cos,  // [num_tokens, rotary_dim]
+                                          const float* sin,  // [num_tokens, rotary_dim], first half negated
+                                          int64_t rotary_dim, const float* query_norm, const float* key_norm, float eps,
                                           const int64_t* slot_mapping, void* kv_cache, int32_t kv_kind,
                                           int64_t num_slots, int32_t num_threads,
                                           float* query);  // [num_tokens, num_heads, head_dim]
 
-// Rotates every head: output = x * cos + swapped halves of x * sin.
+// Rotates the first rotary_dim elements of every head: output = x * cos + swapped halves of x * sin.
 VLLM_API int32_t vllm_rotate(const float* heads, int64_t token_stride, int64_t num_tokens, int64_t num_heads,
-                             int64_t head_dim, const float* cos, const float* sin, int32_t num_threads, float* output);
+                             int64_t head_dim, const float* cos, const float* sin, int64_t rotary_dim,
+                             int32_t num_threads, float* output);
 
 // x / sqrt(mean(x^2) + eps) * weight by rows. With a residual (else null): residual += x first, in place, and the norm
 // is the residual's.
@@ -189,9 +225,9 @@ VLLM_API int32_t vllm_linear(const float* x,  // [num_rows, size]
                              float* output,  // [num_rows, num_columns]
                              int64_t output_stride);
 
-// Runs a step through all layers of a decoder: embedding, layers, final norm, with the functions above and so to the
-// same bits. `scratch` holds vllm_count_decoder_scratch(decoder, step->num_tokens) floats.
-VLLM_API int32_t vllm_run_decoder(const vllm::cpu::Decoder* decoder, const vllm::cpu::DecoderStep* step, float* scratch,
+// Runs a program on a step, with the functions above and so to the bits of its ops called one by one. `scratch` holds
+// vllm_count_program_scratch(program, step->num_tokens) floats.
+VLLM_API int32_t vllm_run_program(const vllm::cpu::Program* program, const vllm::cpu::ProgramStep* step, float* scratch,
                                   int32_t num_threads,
-                                  float* output);  // [num_tokens, hidden_size]
-VLLM_API int64_t vllm_count_decoder_scratch(const vllm::cpu::Decoder* decoder, int64_t num_tokens);
+                                  float* output);  // [num_tokens, width of the buffers that are the output]
+VLLM_API int64_t vllm_count_program_scratch(const vllm::cpu::Program* program, int64_t num_tokens);

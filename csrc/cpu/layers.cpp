@@ -1,4 +1,6 @@
 // The operations between matrix products: norms, rotation, activation, and writing the cache.
+#include "layers.h"
+
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -14,21 +16,19 @@ bool are_slots(const int64_t* slots, int64_t count, int64_t num_slots) {
   return std::all_of(slots, slots + count, [=](int64_t slot) { return slot >= 0 && slot < num_slots; });
 }
 
-struct HeadNorm {
-  const float* weight;  // null: no norm
-  float eps;
-};
-
-// Turns `count` heads of one token, normalised first where the model wants it.
-void turn_heads(const Kernels& kernels, const float* heads, int64_t count, int64_t head_dim, const HeadNorm& norm,
-                const float* cos, const float* sin, float* normalised, float* output) {
+// Rotates `count` heads of one token, normalised first where the model has a norm (else null).
+void rotate_heads(const Kernels& kernels, const float* heads, int64_t count, int64_t head_dim, const float* norm,
+                  float eps, const Rotations& rotations, int64_t token, float* normalised, float* output) {
+  const int64_t row = rotations.find(token);
   for (int64_t head = 0; head < count; ++head) {
     const float* x = heads + head * head_dim;
-    if (norm.weight != nullptr) {
-      kernels.rms_norm(x, nullptr, norm.weight, head_dim, norm.eps, normalised);
+    float* head_output = output + head * head_dim;
+    if (norm != nullptr) {
+      kernels.rms_norm(x, nullptr, norm, head_dim, eps, normalised);
       x = normalised;
     }
-    kernels.rotate(x, cos, sin, head_dim, output + head * head_dim);
+    kernels.rotate(x, rotations.cos + row, rotations.sin + row, rotations.dim, head_output);
+    std::copy(x + rotations.dim, x + head_dim, head_output + rotations.dim);
   }
 }
 
@@ -63,6 +63,32 @@ struct CacheRows {
 };
 
 }  // namespace
+
+int32_t rotate_and_write(const HeadRows& heads, const Rotations& rotations, const HeadNorms& norms,
+                         const CacheSlots& slots, int32_t num_threads, float* query) {
+  if (!are_slots(slots.slot_mapping, heads.num_tokens, slots.num_slots)) return kIdOutOfRange;
+  const Kernels& kernels = get_kernels();
+  const int64_t dim = heads.head_dim, query_size = heads.num_heads * dim, kv_size = heads.num_kv_heads * dim;
+  const CacheRows cache = {slots.cache, slots.kind, slots.num_slots, kv_size};
+  const int threads = choose_threads(heads.num_tokens * (query_size + 2 * kv_size), num_threads);
+  return run_guarded([&] {
+    parallel_shares(heads.num_tokens, threads, [&](int64_t first, int64_t end) {
+      std::vector<float> normalised(static_cast<size_t>(dim)), rotated(static_cast<size_t>(kv_size));
+      for (int64_t token = first; token < end; ++token) {
+        const float* row = heads.rows + token * heads.stride;
+        const int64_t slot = slots.slot_mapping[token];
+        float* key = slots.kind == kBfloat16 ? rotated.data() : cache.key(slot);
+        rotate_heads(kernels, row, heads.num_heads, dim, norms.query, norms.eps, rotations, token, normalised.data(),
+                     query + token * query_size);
+        rotate_heads(kernels, row + query_size, heads.num_kv_heads, dim, norms.key, norms.eps, rotations, token,
+                     normalised.data(), key);
+        if (key == rotated.data()) cache.write_key(slot, key);
+        cache.write_value(slot, row + query_size + kv_size);
+      }
+    });
+  });
+}
+
 }  // namespace vllm::cpu
 
 int32_t vllm_write_kv(const float* key, int64_t key_stride, const float* value, int64_t value_stride,
@@ -82,44 +108,24 @@ int32_t vllm_write_kv(const float* key, int64_t key_stride, const float* value, 
 
 int32_t vllm_rotate_and_write_kv(const float* qkv, int64_t token_stride, int64_t num_tokens, int64_t num_heads,
                                  int64_t num_kv_heads, int64_t head_dim, const float* cos, const float* sin,
-                                 const float* query_norm, const float* key_norm, float eps, const int64_t* slot_mapping,
-                                 void* kv_cache, int32_t kv_kind, int64_t num_slots, int32_t num_threads,
-                                 float* query) {
-  using namespace vllm::cpu;
-  if (!are_slots(slot_mapping, num_tokens, num_slots)) return kIdOutOfRange;
-  const Kernels& kernels = get_kernels();
-  const int64_t query_size = num_heads * head_dim, kv_size = num_kv_heads * head_dim;
-  const CacheRows cache = {kv_cache, kv_kind, num_slots, kv_size};
-  const int threads = choose_threads(num_tokens * (query_size + 2 * kv_size), num_threads);
-  return run_guarded([&] {
-    parallel_shares(num_tokens, threads, [&](int64_t first, int64_t end) {
-      std::vector<float> normalised(static_cast<size_t>(head_dim)), turned(static_cast<size_t>(kv_size));
-      for (int64_t token = first; token < end; ++token) {
-        const float* heads = qkv + token * token_stride;
-        const float* token_cos = cos + token * head_dim;
-        const float* token_sin = sin + token * head_dim;
-        const int64_t slot = slot_mapping[token];
-        float* key = kv_kind == kBfloat16 ? turned.data() : cache.key(slot);
-        turn_heads(kernels, heads, num_heads, head_dim, {query_norm, eps}, token_cos, token_sin, normalised.data(),
-                   query + token * query_size);
-        turn_heads(kernels, heads + query_size, num_kv_heads, head_dim, {key_norm, eps}, token_cos, token_sin,
-                   normalised.data(), key);
-        if (key == turned.data()) cache.write_key(slot, key);
-        cache.write_value(slot, heads + query_size + kv_size);
-      }
-    });
-  });
+                                 int64_t rotary_dim, const float* query_norm, const float* key_norm, float eps,
+                                 const int64_t* slot_mapping, void* kv_cache, int32_t kv_kind, int64_t num_slots,
+                                 int32_t num_threads, float* query) {
+  return vllm::cpu::rotate_and_write({qkv, token_stride, num_tokens, num_heads, num_kv_heads, head_dim},
+                                     {cos, sin, rotary_dim, rotary_dim, nullptr}, {query_norm, key_norm, eps},
+                                     {kv_cache, kv_kind, num_slots, slot_mapping}, num_threads, query);
 }
 
 int32_t vllm_rotate(const float* heads, int64_t token_stride, int64_t num_tokens, int64_t num_heads, int64_t head_dim,
-                    const float* cos, const float* sin, int32_t num_threads, float* output) {
+                    const float* cos, const float* sin, int64_t rotary_dim, int32_t num_threads, float* output) {
   using namespace vllm::cpu;
   const Kernels& kernels = get_kernels();
   const int64_t size = num_heads * head_dim;
+  const Rotations rotations = {cos, sin, rotary_dim, rotary_dim, nullptr};
   parallel_shares(num_tokens, choose_threads(num_tokens * size, num_threads), [&](int64_t first, int64_t end) {
     for (int64_t token = first; token < end; ++token) {
-      turn_heads(kernels, heads + token * token_stride, num_heads, head_dim, {nullptr, 0}, cos + token * head_dim,
-                 sin + token * head_dim, nullptr, output + token * size);
+      rotate_heads(kernels, heads + token * token_stride, num_heads, head_dim, nullptr, 0, rotations, token, nullptr,
+                   output + token * size);
     }
   });
   return kOk;

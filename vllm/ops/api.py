@@ -246,10 +246,13 @@ def rms_norm(
 
 def rotate(
     heads: torch.Tensor,  # [num_tokens, num_heads, head_dim], token stride free
-    cos: torch.Tensor,  # [num_tokens, head_dim] float32 (or [num_tokens, 1, head_dim])
+    cos: torch.Tensor,  # [num_tokens, rotary_dim] float32 (or [num_tokens, 1, rotary_dim])
     sin: torch.Tensor,  # the same shape; its first half is negated
 ) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
-    """Rotate every head by its token's angles: x · cos + (x with its halves swapped) · sin."""
+    """Rotate the first rotary_dim elements x of every head by its token's angles; the others stay.
+
+    x becomes x · cos + (x with its halves swapped) · sin.
+    """
     return _TABLES[heads.device].rotate(heads, cos, sin)
 
 
@@ -269,7 +272,7 @@ def write_kv(
 
 def rotate_and_write_kv(
     qkv: torch.Tensor,  # [num_tokens, num_heads + 2 · num_kv_heads, head_dim]: query, key, value heads
-    cos: torch.Tensor,  # [num_tokens, head_dim] float32 (or [num_tokens, 1, head_dim])
+    cos: torch.Tensor,  # [num_tokens, rotary_dim] float32 (or [num_tokens, 1, rotary_dim])
     sin: torch.Tensor,  # the same shape; its first half is negated
     kv_cache: torch.Tensor,  # [2, num_blocks, block_size, num_kv_heads, head_dim], written in place
     slot_mapping: torch.Tensor,  # [num_tokens] int64

@@ -24,6 +24,12 @@ def _as_heads(heads: torch.Tensor) -> torch.Tensor:
     return heads if is_dense else heads.contiguous()
 
 
+def _check_rotation(cos: torch.Tensor, sin: torch.Tensor, num_tokens: int, head_dim: int) -> None:
+    rotary_dim = cos.shape[-1]
+    assert rotary_dim % 2 == 0 and rotary_dim <= head_dim, "pairs of a head's elements are rotated"
+    assert cos.numel() == sin.numel() == num_tokens * rotary_dim, "a row of cosines and of sines a token"
+
+
 def _as_rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.dim() == 2 and x.stride(1) == 1 else x.reshape(-1, x.shape[-1]).contiguous()
 
@@ -155,8 +161,8 @@ class CpuOps(CpuSampling):
         num_tokens, num_all_heads, head_dim = qkv.shape
         num_kv_heads = kv_cache.shape[3]
         num_heads = num_all_heads - 2 * num_kv_heads
-        assert kv_cache.is_contiguous() and head_dim == kv_cache.shape[4] and head_dim % 2 == 0
-        assert cos.numel() == sin.numel() == num_tokens * head_dim and slot_mapping.shape == (num_tokens,)
+        assert kv_cache.is_contiguous() and head_dim == kv_cache.shape[4] and slot_mapping.shape == (num_tokens,)
+        _check_rotation(cos, sin, num_tokens, head_dim)
         query = torch.empty(num_tokens, num_heads, head_dim)
         status = self._library.vllm_rotate_and_write_kv(
             qkv.data_ptr(),
@@ -167,6 +173,7 @@ class CpuOps(CpuSampling):
             head_dim,
             cos.data_ptr(),
             sin.data_ptr(),
+            cos.shape[-1],
             None if query_norm is None else query_norm.data_ptr(),
             None if key_norm is None else key_norm.data_ptr(),
             eps,
@@ -185,7 +192,7 @@ class CpuOps(CpuSampling):
             return super().rotate(heads, cos, sin)
         heads = _as_heads(heads)
         cos, sin = to_contiguous(cos, torch.float32), to_contiguous(sin, torch.float32)
-        assert heads.shape[2] % 2 == 0 and cos.numel() == sin.numel() == heads.shape[0] * heads.shape[2]
+        _check_rotation(cos, sin, heads.shape[0], heads.shape[2])
         output = torch.empty(heads.shape)
         status = self._library.vllm_rotate(
             heads.data_ptr(),
@@ -193,6 +200,7 @@ class CpuOps(CpuSampling):
             *heads.shape,
             cos.data_ptr(),
             sin.data_ptr(),
+            cos.shape[-1],
             torch.get_num_threads(),
             output.data_ptr(),
         )

@@ -16,7 +16,7 @@ from vllm.logger import init_logger, log_once
 logger = init_logger(__name__)
 
 _LIBRARY_PATH = pathlib.Path(__file__).parents[1] / "_C_cpu.so"
-_ABI_VERSION = 8
+_ABI_VERSION = 9
 _POINTER, _SIZE, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 # What a KV cache may hold → the library's code for it.
 CACHE_KINDS = {torch.float32: 0, torch.bfloat16: 1}
@@ -39,10 +39,10 @@ _SIGNATURES = {
     "vllm_write_kv": [*[_POINTER, _SIZE] * 2, _SIZE, _SIZE, _POINTER, _POINTER, _INT, _SIZE, _INT],
     "vllm_rotate_and_write_kv": [
         *[_POINTER, *[_SIZE] * 5],
-        *[_POINTER] * 4,
+        *[_POINTER, _POINTER, _SIZE, _POINTER, _POINTER],  # rotation, norms
         *[_FLOAT, _POINTER, _POINTER, _INT, _SIZE, _INT, _POINTER],
     ],
-    "vllm_rotate": [_POINTER, *[_SIZE] * 4, _POINTER, _POINTER, _INT, _POINTER],
+    "vllm_rotate": [_POINTER, *[_SIZE] * 4, _POINTER, _POINTER, _SIZE, _INT, _POINTER],
     "vllm_rms_norm": [*[_POINTER, _SIZE] * 2, _SIZE, _SIZE, _POINTER, _FLOAT, _INT, _POINTER],
     "vllm_linear": [
         *[_POINTER, _SIZE, _SIZE, _SIZE],  # x
@@ -50,8 +50,8 @@ _SIGNATURES = {
         *[_INT, _POINTER, _SIZE],
     ],
     "vllm_silu_and_multiply": [_POINTER, _SIZE, _SIZE, _SIZE, _INT, _POINTER],
-    "vllm_run_decoder": [_POINTER, _POINTER, _POINTER, _INT, _POINTER],
-    "vllm_count_decoder_scratch": [_POINTER, _SIZE],
+    "vllm_run_program": [_POINTER, _POINTER, _POINTER, _INT, _POINTER],
+    "vllm_count_program_scratch": [_POINTER, _SIZE],
 }
 
 
@@ -68,7 +68,7 @@ def load_library() -> ctypes.CDLL | None:
             for name, argument_types in _SIGNATURES.items():
                 getattr(library, name).argtypes = argument_types
             library.vllm_get_variant.restype = ctypes.c_char_p
-            library.vllm_count_decoder_scratch.restype = _SIZE
+            library.vllm_count_program_scratch.restype = _SIZE
             return library
         reason = f"is of version {found}, not {_ABI_VERSION}; reinstall"
     log_once(logger.name, logging.WARNING, f"The compiled CPU kernels {reason}: running in plain torch, slower.")

@@ -142,11 +142,11 @@ class TorchReference(TorchSampling):
 
     def rotate(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Rotate every head by its token's angles."""
-        num_tokens, _, head_dim = heads.shape
-        wide = heads.float()
-        swapped = wide.roll(head_dim // 2, -1)
-        cos, sin = cos.view(num_tokens, 1, head_dim), sin.view(num_tokens, 1, head_dim)
-        return (wide * cos + swapped * sin).to(heads.dtype)
+        rotary_dim = cos.shape[-1]
+        cos, sin = cos.view(-1, 1, rotary_dim), sin.view(-1, 1, rotary_dim)
+        wide, kept = heads[..., :rotary_dim].float(), heads[..., rotary_dim:]
+        rotated = (wide * cos + wide.roll(rotary_dim // 2, -1) * sin).to(heads.dtype)
+        return torch.cat((rotated, kept), -1) if kept.shape[-1] > 0 else rotated
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None

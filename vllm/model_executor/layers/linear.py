@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from vllm.distributed.parallel_state import Share, take_share, take_vocabulary_share
+from vllm.model_executor.layers.module import Module
 from vllm.model_executor.number_types import NumberTypes
 from vllm.ops import api as ops
 
@@ -18,7 +19,7 @@ _MAX_INT8 = 127
 Sharding = Literal["columns", "rows", "vocabulary"]
 
 
-class WeightMatrix(nn.Module):
+class WeightMatrix(Module):
     """A matrix as it is stored: float rows, or interleaved int8 rows (`ops.store_int8`) with float32 scales
     (`weight_scale`).
 

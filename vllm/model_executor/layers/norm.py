@@ -3,10 +3,11 @@
 import torch
 from torch import nn
 
+from vllm.model_executor.layers.module import Module
 from vllm.ops import api as ops
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Module):
     """x / √(mean(x²) + eps) · weight over the last dimension; in float32, rounded once to the input's dtype."""
 
     def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:

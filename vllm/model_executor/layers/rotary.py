@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from vllm.config import RopeConfig
+from vllm.ops.program import RotationTable
+from vllm.ops.program_recorder import StepInput
 
 _MIN_TABLE_POSITIONS = 1024
 
@@ -52,6 +54,9 @@ class RotaryEmbedding:
         return self._table
 
     def make_rotation(self, positions: torch.Tensor) -> Rotation:  # [num_tokens] int64
+        if isinstance(positions, StepInput):
+            table = RotationTable(self.get_table, self._table.shape[1] // 2)
+            return Rotation(*positions.recorder.get_rotation(positions, table))
         if self.inverse.device != positions.device:
             self.inverse = self.inverse.to(positions.device)
         angles = positions.float()[:, None] * self.inverse  # float32 like the checkpoints' own training code

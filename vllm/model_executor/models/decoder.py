@@ -8,22 +8,22 @@ Where families differ stands in their `TransformerConfig`, layer by layer.
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
-from torch import nn
 
 from vllm.config import AttentionConfig, LayerConfig, MlpConfig, TransformerConfig
 from vllm.exceptions import ModelLoadError
 from vllm.model_executor.layers.embedding import Embedding, compute_float32_product
 from vllm.model_executor.layers.linear import Linear, WeightMatrix
+from vllm.model_executor.layers.module import Module, ModuleList
 from vllm.model_executor.layers.norm import RMSNorm
 from vllm.model_executor.layers.rotary import RotaryEmbedding, Rotation
-from vllm.model_executor.models.decoder_stack import DecoderStack
+from vllm.model_executor.models.step_program import StepProgram
 from vllm.model_executor.number_types import NumberTypes
 from vllm.model_executor.weights import WeightSlot, collect_slots, is_ignored, list_names, to_canonical_name
 from vllm.ops import api as ops
 from vllm.v1.attention import Attention, AttentionBackend, AttentionMetadata, CacheSpec
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(Module):
     """Grouped-query attention over the paged KV cache."""
 
     def __init__(
@@ -59,7 +59,7 @@ class SelfAttention(nn.Module):
         return self.o_proj(self.attn(qkv, rotations[self.rope], kv_cache, attn, query_norm, key_norm, self.norm_eps))
 
 
-class GatedMlp(nn.Module):
+class GatedMlp(Module):
     """The gated feed-forward part."""
 
     def __init__(self, config: MlpConfig, hidden_size: int, types: NumberTypes) -> None:
@@ -73,7 +73,7 @@ class GatedMlp(nn.Module):
         return self.down_proj(ops.gate_and_multiply(self.gate_up_proj(hidden), self.activation))
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(Module):
     """One block. The residual stream is changed in place; what a block adds to it is added by the norm that follows."""
 
     def __init__(
@@ -98,35 +98,18 @@ class DecoderLayer(nn.Module):
         return self.mlp(self.post_attention_layernorm(added, residual))
 
 
-# What the one call for all layers stands for; anything else in a layer, and the modules run one by one.
-_LAYER_TYPES: dict[str, type[nn.Module]] = {
-    "": DecoderLayer,
-    "input_layernorm": RMSNorm,
-    "self_attn": SelfAttention,
-    "self_attn.attn": Attention,
-    "self_attn.qkv_proj": Linear,
-    "self_attn.q_norm": RMSNorm,
-    "self_attn.k_norm": RMSNorm,
-    "self_attn.o_proj": Linear,
-    "post_attention_layernorm": RMSNorm,
-    "mlp": GatedMlp,
-    "mlp.gate_up_proj": Linear,
-    "mlp.down_proj": Linear,
-}
-
-
-class DecoderModel(nn.Module):
+class DecoderModel(Module):
     """The decoder below its head; module names are the checkpoint's."""
 
     def __init__(self, config: TransformerConfig, types: NumberTypes, backend: AttentionBackend) -> None:
         super().__init__()
         size, eps = config.hidden_size, config.norm_eps
         self.embed_tokens = Embedding(config.vocab_size, size, types)
-        self.layers = nn.ModuleList(DecoderLayer(layer, size, eps, types, backend) for layer in config.layers)
+        self.layers = ModuleList(DecoderLayer(layer, size, eps, types, backend) for layer in config.layers)
         self.norm = RMSNorm(size, eps, types.compute)
 
 
-class DecoderForCausalLM(nn.Module):
+class DecoderForCausalLM(Module):
     """The decoder with its head: a `CausalLM` (interface.py)."""
 
     def __init__(
@@ -140,9 +123,9 @@ class DecoderForCausalLM(nn.Module):
             None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size, types=types)
         )
         self.rotaries = [RotaryEmbedding(rope, config.max_position_embeddings, max_model_len) for rope in config.ropes]
-        self.stack = DecoderStack(self.model, _LAYER_TYPES, config)
         self.on_weights_changed: list[Callable[[], None]] = []
         self._slots: dict[str, WeightSlot] | None = None
+        self.program = StepProgram(self)
 
     def forward(
         self,
@@ -151,9 +134,13 @@ class DecoderForCausalLM(nn.Module):
         kv_caches: list[torch.Tensor],  # a layer, as the backend made them
         attn: AttentionMetadata,
     ) -> torch.Tensor:  # [num_tokens, hidden_size], after the final norm
-        hidden = self.stack.try_run(input_ids, positions, kv_caches, attn, self.rotaries)
-        if hidden is not None:
-            return hidden
+        hidden = self.program.try_run(input_ids, positions, kv_caches, attn)
+        return self.run_modules(input_ids, positions, kv_caches, attn) if hidden is None else hidden
+
+    def run_modules(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, kv_caches: list[torch.Tensor], attn: AttentionMetadata
+    ) -> torch.Tensor:
+        """Do what `forward` does by the modules, one by one."""
         rotations = [rotary.make_rotation(positions) for rotary in self.rotaries]
         residual, added = self.model.embed_tokens(input_ids), None
         for layer, kv_cache in zip(self.model.layers, kv_caches, strict=True):
@@ -175,7 +162,7 @@ class DecoderForCausalLM(nn.Module):
 
     def invalidate(self) -> None:
         """Take note that code which is not the engine's may have changed modules, hooks or where weights lie."""
-        self.stack.look_again()
+        self.program.invalidate()
 
     def get_cache_specs(self) -> list[CacheSpec]:
         """Return what each layer keeps in the KV cache."""
@@ -221,11 +208,8 @@ class DecoderForCausalLM(nn.Module):
     def count_step_bytes(self, num_tokens: int) -> int:
         """Return what a step of `num_tokens` takes and keeps on a CPU, its result and what longer sequences add."""
         size = self.config.hidden_size * self.dtype.itemsize
-        return (
-            self.stack.count_scratch_bytes(num_tokens)
-            + num_tokens * size
-            + sum(r.max_table_bytes for r in self.rotaries)
-        )
+        tables = sum(rotary.max_table_bytes for rotary in self.rotaries)
+        return self.program.count_scratch_bytes(num_tokens) + num_tokens * size + tables
 
     def weights_bytes(self) -> int:
         """Return the bytes that all weights take."""

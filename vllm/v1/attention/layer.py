@@ -1,14 +1,14 @@
 """What a layer does between its qkv product and its output product, in terms of a backend."""
 
 import torch
-from torch import nn
 
+from vllm.model_executor.layers.module import Module
 from vllm.model_executor.layers.rotary import Rotation
 from vllm.v1.attention.backend import AttentionBackend, AttentionShape, CacheSpec
 from vllm.v1.attention.metadata import AttentionMetadata
 
 
-class Attention(nn.Module):
+class Attention(Module):
     """Grouped-query attention over the layer's paged cache, which only the backend knows the layout of."""
 
     def __init__(

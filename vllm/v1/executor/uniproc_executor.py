@@ -37,7 +37,7 @@ class UniProcExecutor(Executor):
                 return [method(self.driver_worker, *args, **kwargs)]
             return [getattr(self.driver_worker, method)(*args, **kwargs)]
         finally:
-            self.driver_worker.note_foreign_code()
+            self.driver_worker.invalidate_model()
 
     @property
     def is_sleeping(self) -> bool:

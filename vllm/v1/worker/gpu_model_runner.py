@@ -80,7 +80,7 @@ class GPUModelRunner:
         if self.vllm_config.batch_invariant:
             check_batch_invariant(self.model, self.device)
         self.model.on_weights_changed.append(self._tell_weights_changed)
-        self.model.on_weights_changed.append(self.look_at_model_again)
+        self.model.on_weights_changed.append(self.invalidate_model)
         self._tell_weights_changed()
 
     def drop_model(self) -> None:
@@ -94,7 +94,7 @@ class GPUModelRunner:
         for name in ("workspace", "batch", "inputs_of_steps", "sampled_rows", "sampling_inputs"):
             vars(self).pop(name, None)
 
-    def look_at_model_again(self) -> None:
+    def invalidate_model(self) -> None:
         """Tell the model, if there is one, that code which is not the engine's may have changed it."""
         if "model" in vars(self):
             self.model.invalidate()
@@ -223,8 +223,6 @@ class GPUModelRunner:
             batch.remove(request_id)
         for new in step.new_requests:
             batch.add(new)
-        if step.new_requests:  # between two calls of the engine its caller may have laid hands on the model
-            self.look_at_model_again()
         running = step.running
         rows = [batch.row_of[request_id] for request_id in running.request_ids]
         batch.num_computed[rows] = running.num_computed_tokens

@@ -126,9 +126,9 @@ class Worker:
             raise RuntimeError(f"the engine sleeps ({', '.join(sorted(self._asleep))}); call wake_up first")
         return self.model_runner.execute_model(step)
 
-    def note_foreign_code(self) -> None:
+    def invalidate_model(self) -> None:
         """Take note that a caller's own code has run here, which may have changed the model."""
-        self.model_runner.look_at_model_again()
+        self.model_runner.invalidate_model()
 
     # ------------------------------------------------------------ sleep
 

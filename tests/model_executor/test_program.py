@@ -15,7 +15,6 @@ from tests.model_executor.runner import PagedRunner, load
 from tests.tiny_models import load_tiny_reference, write_tiny_model
 from vllm import LLM, SamplingParams, platforms
 from vllm.model_executor.layers.norm import RMSNorm
-from vllm.model_executor.models import decoder_stack
 from vllm.model_executor.models.decoder import DecoderForCausalLM
 from vllm.v1.attention import make_attention_metadata
 
@@ -54,19 +53,19 @@ def run(
     kv_dtype: torch.dtype | None = None,
 ) -> list[torch.Tensor]:
     """Return the logits of each step; at the end of each the way that was asked for must have been taken."""
-    model.stack.is_enabled = one_call
+    model.program.is_enabled = one_call
     runner = PagedRunner(model, num_blocks=320, kv_dtype=kv_dtype)
     outputs = []
     for number, lengths in enumerate(steps):
         tokens = {name: [(31 * i + 7 * number) % 500 for i in range(length)] for name, length in lengths.items()}
         outputs.append(torch.cat([*runner.step(tokens).values()]))
         assert is_one_call(model) == one_call
-    model.stack.is_enabled = True
+    model.program.is_enabled = True
     return outputs
 
 
 def is_one_call(model: DecoderForCausalLM) -> bool:
-    return model.stack.count_scratch_bytes(1) > 0
+    return model.program.count_scratch_bytes(1) > 0
 
 
 def are_equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
@@ -127,7 +126,7 @@ def test_hooks_on_any_module_are_called(model: DecoderForCausalLM) -> None:
             continue
         handle = module.register_forward_hook(lambda *_, name=name: heard.append(name))
         assert are_equal(run(model, one_call=False, steps=SHORT), before)
-        model.stack.is_enabled = True
+        model.program.is_enabled = True
         PagedRunner(model).step({"a": [1]})
         assert name in heard
         handle.remove()
@@ -224,7 +223,7 @@ def test_rotations_from_the_table_are_those_of_the_modules(tmp_path: pathlib.Pat
 
 
 def test_scratch_grows_with_the_step_but_not_its_widest_part(model: DecoderForCausalLM) -> None:
-    count = model.stack.count_scratch_bytes
+    count = model.program.count_scratch_bytes
     assert 0 < count(1) < count(512) < count(1024) < count(2048)
     # From 192 rows on gates are not written: each further row takes what the first 192 took, less 160 gates and more.
     assert count(512) - count(192) <= (count(192) - 192 * 160 * 4) * 320 // 192 + 4096
@@ -232,11 +231,8 @@ def test_scratch_grows_with_the_step_but_not_its_widest_part(model: DecoderForCa
     assert count(2048) - count(1024) <= count(1024) - (1024 * 80 + 192 * 160) * 4 + 4096
 
 
-def test_an_engine_looks_again_when_its_caller_may_have_changed_something(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between two calls, and within one by collective_rpc; a look at every step would cost more than a layer."""
-    monkeypatch.setattr(decoder_stack, "MAX_SECONDS_BETWEEN_LOOKS", 1e9)
+def test_an_engine_sees_its_callers_changes_at_the_next_step(tmp_path: pathlib.Path) -> None:
+    """Between two calls, between two steps, and within a call by collective_rpc."""
     llm = LLM(str(write_tiny_model(tmp_path)), max_model_len=128, kv_cache_memory_bytes=1 << 20)
     prompt, params = {"prompt_token_ids": [5, 6, 7]}, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     heard: list[int] = []
@@ -254,21 +250,24 @@ def test_an_engine_looks_again_when_its_caller_may_have_changed_something(
     llm.llm_engine.add_request("a", prompt, params)
     llm.llm_engine.step()
     llm.collective_rpc(listen)
+    llm.llm_engine.step()
+    listen(llm.llm_engine.model_executor.driver_worker)
     while llm.llm_engine.has_unfinished_requests():
         llm.llm_engine.step()
-    assert len(heard) == 4 + 3
+    assert len(heard) == 4 + 1 + 2 * 2
     llm.shutdown()
 
 
-def test_a_caller_who_tells_of_changes_spares_the_looks(model: DecoderForCausalLM) -> None:
-    model.stack.look_again()
-    run(model, one_call=True, steps=SHORT)
-    handle = model.model.norm.register_forward_hook(lambda *_: None)
-    assert is_one_call(model), "nobody told"
-    model.stack.look_again()
-    assert not is_one_call(model)
-    handle.remove()
-    assert is_one_call(model), "where hooks are, every step looks whether they still are"
+def test_what_no_module_sees_counts_after_invalidate(model: DecoderForCausalLM) -> None:
+    before = run(model, one_call=True, steps=SHORT)
+    weight = model.model.layers[1].mlp.down_proj.weight
+    kept = weight.detach().clone()
+    weight.set_(2 * kept)  # other memory, and nobody was told
+    model.invalidate()
+    assert are_equal(run(model, one_call=True, steps=SHORT), run(model, one_call=False, steps=SHORT))
+    weight.set_(kept)
+    model.invalidate()
+    assert are_equal(run(model, one_call=True, steps=SHORT), before)
 
 
 def test_fewer_threads_than_asked_for_leave_nothing_out(tmp_path: pathlib.Path) -> None:
@@ -280,7 +279,7 @@ from tests.model_executor.runner import PagedRunner, load
 torch.set_num_threads(2)
 model = load(pathlib.Path({str(folder)!r}))
 at_once = PagedRunner(model).run_in_chunks("a", [5, 9, 300, 44], 1)
-model.stack.is_enabled = False
+model.program.is_enabled = False
 assert torch.equal(PagedRunner(model).run_in_chunks("a", [5, 9, 300, 44], 1), at_once)
 """
     environment = os.environ | {"OMP_THREAD_LIMIT": "1"}
