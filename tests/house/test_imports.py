@@ -35,9 +35,6 @@ LAYERS: list[tuple[str, int]] = [
 # Upward imports that stand, each with its reason.
 UPWARD_EXCEPTIONS: dict[tuple[str, str], str] = {}
 
-# Files outside vllm/ops that import more of it than its entry point, each with its reason.
-OPS_EXCEPTIONS: dict[str, str] = {"vllm._ops_decoder": "points the library at a whole decoder"}
-
 # Folders that run on either side of the core / worker boundary and never import each other.
 STRANGERS = [("vllm.v1.core", "vllm.v1.worker"), ("vllm.v1.core", "vllm.v1.executor")]
 
@@ -49,6 +46,9 @@ TORCH_FORBIDDEN_PREFIXES = (
     "vllm.model_executor.families",  # the front end reads configurations
     "vllm.model_executor.models.registry",
 )
+
+# The ops one by one, and programs of them: recorded from modules, run in one call.
+OPS_ENTRY_POINTS = {"vllm.ops.api", "vllm.ops.program", "vllm.ops.program_recorder", "vllm.ops.compiled_program"}
 
 # Imports inside functions that stand, each with its reason.
 LAZY_EXCEPTIONS: dict[str, str] = {
@@ -134,10 +134,10 @@ def test_torch_stays_below_the_core(path: pathlib.Path) -> None:
 def test_ops_are_called_through_their_entry_point(path: pathlib.Path) -> None:
     """Nobody else decides which implementation serves a tensor, or relies on one of them."""
     module = module_name(path)
-    if module.startswith("vllm.ops") or module in OPS_EXCEPTIONS:
+    if module.startswith("vllm.ops"):
         return
     for imported, node, _ in imports_of(path):
-        assert not imported.startswith("vllm.ops.") or imported == "vllm.ops.api", (
+        assert not imported.startswith("vllm.ops.") or imported in OPS_ENTRY_POINTS, (
             f"{module}:{node.lineno} imports {imported}; call vllm.ops.api"
         )
 
