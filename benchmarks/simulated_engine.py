@@ -8,17 +8,20 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from vllm import RequestOutput, SamplingParams
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, TransformerConfig, VllmConfig
+from vllm.logprobs.block import LogprobsBlock
+from vllm.logprobs.rows import EMPTY_SLOT
 from vllm.sampling_params import RequestOutputKind
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.wire import Encoder, StepDone, make_decoder_of_letters_from_core
-from vllm.v1.messages import HostLogprobs, ModelRunnerOutput, RowRange, SampledTokens, SchedulerOutput
+from vllm.v1.messages import ModelRunnerOutput, RowRange, SampledTokens, SchedulerOutput
 
 _PROMPT_LEN = 8
 _BLOCK_SIZE = 16
@@ -41,7 +44,7 @@ class Cost(NamedTuple):
     """What a token of one request costs: microseconds, and objects that the garbage collector must visit."""
 
     schedule: float  # deciding who runs
-    update: float  # the core takes in what the step made, and packs it for the front end
+    update: float  # the scores are packed, and the core takes in what the step made
     process: float  # the front end makes outputs of it
     wire: float  # between the two where the core is a process of its own: written, and read again; else 0
     objects: float  # tracked by the garbage collector and alive while the caller holds his outputs
@@ -60,12 +63,12 @@ class ScriptedExecutor:
         self._has_scores = num_top is not None
         draw = np.random.default_rng(0)
         width = 1 + (num_top or 0)
-        self._scores = HostLogprobs(
-            draw.integers(0, vocab_size, (num_requests, width)).astype(np.int32),
-            -draw.random((num_requests, width)).astype(np.float32),
-            np.tile(np.arange(1, width + 1, dtype=np.int32), (num_requests, 1)),
-            np.maximum(width - draw.integers(0, 2, num_requests), 1).astype(np.int32),
-        )
+        token_ids = draw.integers(0, vocab_size, (num_requests, width)).astype(np.int32)
+        values = -draw.random((num_requests, width)).astype(np.float32)
+        ranks = np.tile(np.arange(1, width + 1, dtype=np.int32), (num_requests, 1))
+        num_entries = np.maximum(width - draw.integers(0, 2, num_requests), 1)
+        token_ids[ranks > num_entries[:, None]] = EMPTY_SLOT
+        self._scores = (token_ids, values, ranks)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         self._num_steps += 1
@@ -78,8 +81,15 @@ class ScriptedExecutor:
             token_ids=[[script[(first + i) % len(script)]] for i in range(num_rows)],
             rows=rows,
         )
-        scores = HostLogprobs(*(column[:num_rows] for column in self._scores)) if self._has_scores else None
-        return ModelRunnerOutput(sampled=sampled, logprobs=scores)
+        return ModelRunnerOutput(sampled=sampled)
+
+    def add_scores(self, output: ModelRunnerOutput) -> ModelRunnerOutput:
+        """Do what the runner does with scores once they are on the host."""
+        if not self._has_scores:
+            return output
+        num_rows = len(output.sampled.rows)
+        block = LogprobsBlock.of_rectangle(*(column[:num_rows] for column in self._scores))
+        return msgspec.structs.replace(output, logprobs=block)
 
 
 class SimulatedEngine:
@@ -117,7 +127,7 @@ class SimulatedEngine:
                 scheduled = clock()
                 runner_output = executor.execute_model(scheduler_output)
                 executed = clock()
-                step = scheduler.update_from_output(scheduler_output, runner_output)
+                step = scheduler.update_from_output(scheduler_output, executor.add_scores(runner_output))
                 updated = clock()
                 if self._encoder is not None:
                     frames = self._encoder.encode(StepDone(step, True, 0))

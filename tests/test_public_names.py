@@ -51,7 +51,7 @@ def test_import_vllm_alone_loads_nothing_heavy() -> None:
 
 def test_the_vocabulary_loads_no_torch() -> None:
     code = (
-        "import sys, vllm.sampling_params, vllm.logprobs, vllm.logprobs_buffer, vllm.outputs, vllm.inputs;"
+        "import sys, vllm.sampling_params, vllm.logprobs, vllm.logprobs.block, vllm.outputs, vllm.inputs;"
         "import vllm.pooling_params, vllm.v1.messages;"
         "print([m for m in ('torch', 'transformers', 'pydantic', 'tokenizers') if m in sys.modules])"
     )

@@ -12,9 +12,8 @@ from collections.abc import Container, Iterator
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
-from vllm.logprobs import FlatLogprobs
+from vllm.logprobs.block import LogprobsBlock, WholeRows
 from vllm.sampling_params import SamplingParams
 
 
@@ -138,19 +137,6 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
 # ---------------------------------------------------------------- model runner → core
 
 
-class HostLogprobs(NamedTuple):
-    """The step's rectangle of scored rows on the host: `LogprobsTensors` after the copy.
-
-    A row: the chosen token, then its alternatives in order, the chosen one left out; what lies at or beyond
-    num_entries is undefined.
-    """
-
-    token_ids: np.ndarray  # [num_rows, 1 + max_k] int32
-    values: np.ndarray  # [num_rows, 1 + max_k] float32
-    ranks: np.ndarray  # [num_rows, 1 + max_k] int32, 1 is the most likely
-    num_entries: np.ndarray  # [num_rows] int32
-
-
 class RowRange(NamedTuple):
     """Rows first … end − 1 of a step's block of logprobs."""
 
@@ -162,7 +148,7 @@ class SampledTokens(msgspec.Struct, frozen=True, kw_only=True):
     """What a step sampled, a row a draw (columns of one table); a request's draws are neighbours.
 
     `token_ids[i]` is a run of at least one token, each of which follows the one before. `rows[i]` has a row of logprobs
-    a token: of the step's rectangle, or of the request's block in `full_sample_rows`. In steps of one decode batch
+    a token: of the step's block, or of the request's own in `full_sample_rows`. In steps of one decode batch
     `request_ids`, `draws` and `rows` are always the same.
     """
 
@@ -175,14 +161,14 @@ class SampledTokens(msgspec.Struct, frozen=True, kw_only=True):
 class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What one step made. A request that failed (NaN or +inf logits) is in `errors` and nowhere else.
 
-    Rows of whole-vocabulary requests are not in the rectangle: they leave as blocks of their own, in id order.
+    Rows of whole-vocabulary requests are not in `logprobs`: they leave in pieces of their own.
     """
 
     sampled: SampledTokens = SampledTokens()
-    logprobs: HostLogprobs | None = None
+    logprobs: LogprobsBlock | None = None
     prompt_rows: dict[str, RowRange] = {}  # request id → a row a scored prompt token
-    full_sample_rows: dict[str, FlatLogprobs] = {}
-    full_prompt_rows: dict[str, FlatLogprobs] = {}
+    full_sample_rows: dict[str, list[WholeRows]] = {}
+    full_prompt_rows: dict[str, list[WholeRows]] = {}
     errors: dict[str, str] = {}  # request id → what was wrong with its logits
     num_nan_rows: int = 0
 
@@ -196,7 +182,7 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     new_token_ids: list[int]
     rows: RowRange | None = None  # its rows in EngineCoreOutputs.logprobs, one a new token
-    full_rows: FlatLogprobs | None = None  # in their place for the whole vocabulary
+    full_rows: list[WholeRows] | None = None  # in their place for the whole vocabulary
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None  # the stop token id that ended it
     error: str | None = None  # with FinishReason.ERROR
@@ -244,7 +230,7 @@ class PromptScores(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     rows: RowRange | None = None
-    full_rows: FlatLogprobs | None = None
+    full_rows: list[WholeRows] | None = None
 
 
 class SchedulerStats(msgspec.Struct, kw_only=True):
@@ -268,12 +254,12 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
 
 
 class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything one step has for the front end. `logprobs` is one ragged block a step: copy your rows out."""
+    """Everything one step has for the front end. `logprobs` is one block a step: copy your rows out."""
 
     outputs: list[EngineCoreOutput]
     prompt_scores: list[PromptScores]
     decode_batch: DecodeBatchTokens | None = None  # the sequences that are not in `outputs`
-    logprobs: FlatLogprobs | None = None
+    logprobs: LogprobsBlock | None = None
     stats: SchedulerStats | None = None
     timestamp: float = 0.0  # time.monotonic() at the step's end
 

@@ -8,18 +8,19 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from vllm.logprobs.rows import EMPTY_SLOT
+
 
 class LogprobsTensors(NamedTuple):
     """Scored rows as a rectangle.
 
-    A row: the chosen token, then its alternatives in order, the chosen one left out; what lies at or beyond
-    num_entries is undefined. Ranks are over the whole vocabulary, 1 is the most likely.
+    A row: the chosen token, then its alternatives in order, the chosen one left out, then empty slots with the
+    token id −1. Ranks are over the whole vocabulary, 1 is the most likely.
     """
 
     token_ids: torch.Tensor  # [num_rows, 1 + max_k] int32
     values: torch.Tensor  # [num_rows, 1 + max_k] float32
     ranks: torch.Tensor  # [num_rows, 1 + max_k] int32
-    num_entries: torch.Tensor  # [num_rows] int32
 
     @property
     def num_rows(self) -> int:
@@ -37,15 +38,14 @@ class LogprobsTensors(NamedTuple):
         width = max(part.token_ids.shape[1] for part in parts)
         num_rows = sum(part.num_rows for part in parts)
         return LogprobsTensors(
-            token_ids=_join_columns([part.token_ids for part in parts], num_rows, width),
-            values=_join_columns([part.values for part in parts], num_rows, width),
-            ranks=_join_columns([part.ranks for part in parts], num_rows, width),
-            num_entries=torch.cat([part.num_entries for part in parts]),
+            token_ids=_join_columns([part.token_ids for part in parts], num_rows, width, EMPTY_SLOT),
+            values=_join_columns([part.values for part in parts], num_rows, width, 0.0),
+            ranks=_join_columns([part.ranks for part in parts], num_rows, width, 0),
         )
 
 
-def _join_columns(tensors: list[torch.Tensor], num_rows: int, width: int) -> torch.Tensor:
-    joined = tensors[0].new_zeros((num_rows, width))
+def _join_columns(tensors: list[torch.Tensor], num_rows: int, width: int, fill: float) -> torch.Tensor:
+    joined = tensors[0].new_full((num_rows, width), fill)
     first = 0
     for tensor in tensors:
         joined[first : first + tensor.shape[0], : tensor.shape[1]] = tensor
@@ -65,7 +65,6 @@ class WideRows(NamedTuple):
     token_ids: torch.Tensor | None  # [num_rows, width] int32
     values: torch.Tensor  # [num_rows, width or vocab_size] float32
     ranks: torch.Tensor  # [num_rows, width or vocab_size] int32
-    num_entries: torch.Tensor | None  # [num_rows] int32, None with token_ids
 
 
 class Scores(NamedTuple):
@@ -86,7 +85,7 @@ class SamplerOutput(NamedTuple):
 
 
 class LogprobsLists(NamedTuple):
-    """vLLM's name for scored rows on the host; column 0 is the chosen token."""
+    """vLLM's name for scored rows on the host, kept as a name; column 0 is the chosen token."""
 
     logprob_token_ids: np.ndarray  # [num_rows, 1 + max_k] int32
     logprobs: np.ndarray  # [num_rows, 1 + max_k] float32

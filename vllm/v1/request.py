@@ -8,7 +8,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from vllm.logprobs import FlatLogprobs
+from vllm.logprobs.block import WholeRows
 from vllm.sampling_params import SamplingParams
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RowRange, make_child_id
 
@@ -150,7 +150,7 @@ class Request:
         return len(token_ids), None
 
     def make_output(
-        self, new_token_ids: list[int], rows: RowRange | None = None, full_rows: FlatLogprobs | None = None
+        self, new_token_ids: list[int], rows: RowRange | None = None, full_rows: list[WholeRows] | None = None
     ) -> EngineCoreOutput:
         """Return what a step brought the sequence, and its end if it has come to one."""
         return EngineCoreOutput(

@@ -51,9 +51,9 @@ def choices_of(client: Client, path: str, body: dict[str, Any]) -> list[dict[str
 
 
 def make_scores() -> FlatLogprobs:
-    ids = np.array([[3, 1, 9], [4, 2, 9]], np.int32)
-    values = np.array([[-0.5, -np.inf, 0], [-1e30, -0.25, -2.0]], np.float32)
-    return FlatLogprobs.from_rectangle(ids, values, ids + 10, np.array([2, 3], np.int32)).with_none_positions(1)
+    ids = np.array([3, 1, 4, 2, 9], np.int32)
+    values = np.array([-0.5, -np.inf, -1e30, -0.25, -2.0], np.float32)
+    return FlatLogprobs.from_arrays(np.array([0, 2, 5]), ids, values, ids + 10, num_none=1)
 
 
 def test_columns_hold_every_number_exactly() -> None:

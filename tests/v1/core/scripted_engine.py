@@ -13,12 +13,13 @@ import numpy as np
 from vllm import SamplingParams
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, TransformerConfig, VllmConfig
 from vllm.logprobs import FlatLogprobs
+from vllm.logprobs.block import LogprobsBlock, WholeRows
+from vllm.logprobs.rows import EMPTY_SLOT
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
     FinishReason,
-    HostLogprobs,
     ModelRunnerOutput,
     RowRange,
     SampledTokens,
@@ -245,7 +246,7 @@ class ScriptedRunner:
             else:
                 values = np.array([[get_row_value(mark)] * VOCAB_SIZE for _, mark, _ in made], np.float32)
                 ranks = np.tile(np.arange(1, VOCAB_SIZE + 1, dtype=np.int32), (len(made), 1))
-                blocks[request_id] = FlatLogprobs.from_full_rows(np.array(chosen, np.int32), values, ranks)
+                blocks[request_id] = [WholeRows(np.array(chosen, np.int32), values, ranks)]
 
         for request_id in plan.num_scheduled_tokens:
             request = self.batch[request_id]
@@ -295,16 +296,16 @@ class ScriptedRunner:
         return run, marks[len(known) - 1 :]
 
 
-def make_rectangle(rows: list[tuple[int, int, int]]) -> HostLogprobs:
-    """Return rows of (chosen token, mark, number of alternatives) as a runner does: what is beyond a row is rubbish."""
+def make_rectangle(rows: list[tuple[int, int, int]]) -> LogprobsBlock:
+    """Return rows of (chosen token, mark, number of alternatives) as a runner does: values beyond a row are rubbish."""
     width = 1 + max(k for _, _, k in rows)
-    token_ids = np.full((len(rows), width), -7, np.int32)
+    token_ids = np.full((len(rows), width), EMPTY_SLOT, np.int32)
     values = np.full((len(rows), width), np.nan, np.float32)
     for place, (chosen, mark, k) in enumerate(rows):
         token_ids[place, : 1 + k] = [chosen, *[token_id for token_id in range(k + 1) if token_id != chosen][:k]]
         values[place, : 1 + k] = get_row_value(mark)
     ranks = np.tile(np.arange(1, width + 1, dtype=np.int32), (len(rows), 1))
-    return HostLogprobs(token_ids, values, ranks, np.array([1 + k for _, _, k in rows], np.int32))
+    return LogprobsBlock.of_rectangle(token_ids, values, ranks)
 
 
 # ---------------------------------------------------------------- the front end
@@ -397,9 +398,9 @@ class ScriptedEngine:
             "the runner keeps the dead"
         )
 
-    def _take_prompt_scores(self, scores, block: FlatLogprobs | None) -> None:
+    def _take_prompt_scores(self, scores, block: LogprobsBlock | None) -> None:
         message = self.messages[scores.request_id]
-        rows = scores.full_rows if scores.rows is None else block.take_rows(*scores.rows)
+        rows = read_rows(scores, block)
         marks: list[int] = []
         extend_marks(marks, message.prompt_token_ids)
         for i in range(len(rows)):
@@ -410,7 +411,7 @@ class ScriptedEngine:
             )
             self.num_prompt_rows[scores.request_id] += 1
 
-    def _take_output(self, output, block: FlatLogprobs | None) -> None:
+    def _take_output(self, output, block: LogprobsBlock | None) -> None:
         if output.finish_reason is FinishReason.ERROR:
             assert output.request_id in self.messages and output.request_id not in self.failed, "one answer a family"
             self.failed[output.request_id] = output.error
@@ -428,7 +429,7 @@ class ScriptedEngine:
         if k is None or not output.new_token_ids:
             assert output.rows is None and output.full_rows is None
         else:
-            rows = output.full_rows if output.rows is None else block.take_rows(*output.rows)
+            rows = read_rows(output, block)
             assert len(rows) == len(output.new_token_ids)
             for i, token_id in enumerate(output.new_token_ids):
                 check_row(rows, i, token_id, marks[-1], k)
@@ -438,6 +439,13 @@ class ScriptedEngine:
         # Told with the first token, and again when they change.
         answer.num_cached_tokens = max(answer.num_cached_tokens, output.num_cached_tokens)
         answer.num_preemptions = max(answer.num_preemptions, output.num_preemptions)
+
+
+def read_rows(scores, block: LogprobsBlock | None) -> FlatLogprobs:
+    """Return the rows of an output, or of a prompt."""
+    if scores.rows is None:
+        return FlatLogprobs.of_rows([row for piece in scores.full_rows for row in piece.split()])
+    return FlatLogprobs.of_rows([*block.split()][slice(*scores.rows)])
 
 
 def check_row(rows: FlatLogprobs, i: int, chosen: int, mark: int, k: int) -> None:

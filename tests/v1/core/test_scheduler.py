@@ -121,7 +121,7 @@ def test_rows_of_one_step_keep_to_what_each_request_asked() -> None:
     engine.add(make_request("all", [1, 2, 3], logprobs=40, prompt_logprobs=40, n=2))
     engine.add(make_request("given", [1, 2, 3], logprob_token_ids=[7, 8, 9], prompt_logprobs=1))
     outputs = engine.step()  # the engine's own checks look at each row
-    assert len(outputs.logprobs) == 1 + 2 + 1 + 2
+    assert len(outputs.logprobs.split()) == 1 + 2 + 1 + 2
     assert sum(output.full_rows is not None for output in outputs.outputs) == 2
     engine.run()
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from vllm.config import VllmConfig
-from vllm.logprobs import FlatLogprobs
+from vllm.logprobs.block import LogprobsBlock
+from vllm.logprobs.rows import EMPTY_SLOT
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers import Tokenizer
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedRequest
@@ -33,26 +34,12 @@ def value_of(token_id: int) -> float:
     return -token_id / 64
 
 
-def make_block(token_ids: Sequence[int]) -> FlatLogprobs:
-    """Return a row for each token: the token itself, then tokens 5 and 6."""
-    width = 1 + NUM_TOP
-    ids = np.array([[token_id, 5, 6] for token_id in token_ids], np.int32).reshape(-1, width)
-    return FlatLogprobs.from_arrays(
-        np.arange(len(token_ids) + 1, dtype=np.int64) * width,
-        ids.ravel(),
-        (-ids.ravel() / 64).astype(np.float32),
-        np.tile(np.array([40, 1, 2], np.int32), len(token_ids)),
-    )
-
-
-def make_even_block(token_ids: Sequence[int]) -> FlatLogprobs:
-    """Return the same rows as a core sends them, of a rectangle with room for one entry more."""
-    columns = make_block(token_ids).to_arrays()
-    ids, values, ranks = (
-        np.pad(column.reshape(-1, 1 + NUM_TOP), ((0, 0), (0, 1)), constant_values=99)
-        for column in (columns.token_ids, columns.values, columns.ranks)
-    )
-    return FlatLogprobs.from_rectangle(ids, values, ranks, np.full(len(ids), 1 + NUM_TOP, np.int32))
+def make_block(token_ids: Sequence[int], width: int = 1 + NUM_TOP) -> LogprobsBlock:
+    """Return a row for each token: the token itself, then tokens 5 and 6, then empty slots."""
+    ids = np.full((len(token_ids), width), EMPTY_SLOT, np.int32)
+    ids[:, 0], ids[:, 1:3] = token_ids, (5, 6)
+    ranks = np.tile(np.array([40, 1, 2, *[99] * (width - 3)], np.int32), (len(token_ids), 1))
+    return LogprobsBlock.of_rectangle(ids, (-ids / 64).astype(np.float32), ranks)
 
 
 def params(kind: RequestOutputKind, **fields: object) -> SamplingParams:
@@ -84,6 +71,9 @@ class Bench:
         self.outputs = OutputProcessor(tokenizer, **options)  # type: ignore[arg-type]
         self._uses_table = uses_table
         self._has_spoken: set[str] = set()
+        self._num_steps = 0
+        self._last_table: tuple[list[str], list[int]] | None = None
+        self._num_batches = 0
 
     def add(
         self, params: SamplingParams, prompt: object = "ab", request_id: str = "r", sink: object = None
@@ -117,8 +107,8 @@ class Bench:
         if prompt_rows:
             request_id = self.last.core_request.request_id
             scores = [PromptScores(request_id=request_id, rows=RowRange(0, len(prompt_rows)))]
-        make = make_even_block if self._uses_table else make_block
-        block = make(rows) if rows else None
+        self._num_steps += 1
+        block = make_block(rows, width=3 + self._num_steps % 2 * 10 if self._uses_table else 3) if rows else None
         outputs, batch = self._split(outputs)
         return self.outputs.process_outputs(
             EngineCoreOutputs(outputs=outputs, prompt_scores=scores, decode_batch=batch, logprobs=block)
@@ -137,9 +127,16 @@ class Bench:
         if not just_go_on:
             return outputs, None
         just_go_on.sort(key=lambda output: output.rows is None)
+        request_ids = [output.request_id for output in just_go_on]
+        rows = [output.rows.first for output in just_go_on if output.rows is not None]
+        others = [output for output in outputs if output not in just_go_on]
+        if self._last_table != (request_ids, rows):
+            self._num_batches += 1
+        self._last_table = None if others else (request_ids, rows)
         table = DecodeBatchTokens(
-            request_ids=[output.request_id for output in just_go_on],
+            request_ids=request_ids,
             token_ids=[output.new_token_ids[0] for output in just_go_on],
-            rows=[output.rows.first for output in just_go_on if output.rows is not None],
+            rows=rows,
+            batch_id=None if others else self._num_batches,
         )
-        return [output for output in outputs if output not in just_go_on], table
+        return others, table

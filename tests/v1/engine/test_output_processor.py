@@ -9,7 +9,7 @@ import pytest
 
 from tests.v1.engine.steps import Bench, Move, params, token, value_of
 from vllm.config import VllmConfig
-from vllm.logprobs import FlatLogprobs
+from vllm.logprobs.block import WholeRows
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.tokenizers import Tokenizer
@@ -70,7 +70,7 @@ def test_given_ids_count_as_asked(bench: Bench) -> None:
 def test_whole_vocabulary_rows_come_in_their_own_block(bench: Bench) -> None:
     (child,) = bench.add(params(FINAL_ONLY, logprobs=-1))
     values = np.log(np.full((1, 512), 1 / 512, np.float32))
-    full = FlatLogprobs.from_full_rows(np.array([A], np.int32), values, np.arange(1, 513, dtype=np.int32)[None])
+    full = [WholeRows(np.array([A], np.int32), values, np.arange(1, 513, dtype=np.int32)[None])]
     output = EngineCoreOutput(request_id=child, new_token_ids=[A], full_rows=full, finish_reason=LENGTH)
     (out,) = bench.outputs.process_outputs(EngineCoreOutputs(outputs=[output], prompt_scores=[])).request_outputs
     assert len(out.outputs[0].logprobs[0]) == 512

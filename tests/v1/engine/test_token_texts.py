@@ -164,8 +164,8 @@ def test_flat_logprobs_read_their_texts_through_slices_pickle_and_deepcopy() -> 
     other = tokenizer.encode("b")[0]
     width = np.full((3, 2), [0, other], np.int32)
     width[:, 0] = ids
-    flat = FlatLogprobs.from_rectangle(
-        width, np.zeros((3, 2), np.float32), np.ones((3, 2), np.int32), np.array([2, 2, 2], np.int32)
+    flat = FlatLogprobs.from_arrays(
+        np.array([0, 2, 4, 6]), width.ravel(), np.zeros(6, np.float32), np.ones(6, np.int32)
     ).with_text(SequenceTexts(tokenizer.token_bytes, ids))
     expected = ["a", "", "😀"]
     for rows in (flat, pickle.loads(pickle.dumps(flat)), copy.deepcopy(flat), [*flat[:1], *flat[1:]]):

@@ -20,8 +20,8 @@ from vllm.config import (
 )
 from vllm.exceptions import ModelLoadError, VLLMServerError, VLLMUnsupportedError, VLLMValidationError
 from vllm.logprobs import FlatLogprobs
-from vllm.logprobs_buffer import LogprobsBuffer
-from vllm.logprobs_packed import PackedStep
+from vllm.logprobs.block import LogprobsBlock, WholeRows
+from vllm.logprobs.rows import EMPTY_SLOT
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.wire import (
@@ -59,7 +59,7 @@ def send(letter: Any, shift: int = 0) -> Any:
     return make_decoder_of_letters_from_core().decode(frames)
 
 
-def make_outputs(**blocks: FlatLogprobs | None) -> EngineCoreOutputs:
+def make_outputs(**blocks: Any) -> EngineCoreOutputs:
     return EngineCoreOutputs(
         outputs=[
             EngineCoreOutput(
@@ -81,83 +81,64 @@ def make_outputs(**blocks: FlatLogprobs | None) -> EngineCoreOutputs:
     )
 
 
-def make_rows(lengths: list[int]) -> FlatLogprobs:
-    row_starts = np.cumsum([0, *lengths])
-    count = int(row_starts[-1])
-    rng = np.random.default_rng(count)
-    return FlatLogprobs.from_arrays(
-        row_starts,
-        np.arange(count, dtype=np.int32) % VOCAB,
-        -rng.random(count, dtype=np.float32),
-        np.arange(1, count + 1, dtype=np.int32),
-    )
+def make_block(num_entries: list[int], width: int) -> LogprobsBlock:
+    ids = np.arange(len(num_entries) * width, dtype=np.int32).reshape(len(num_entries), width)
+    values = -ids.astype(np.float32) / 3
+    ids[np.arange(width) >= np.array(num_entries, np.int32).reshape(-1, 1)] = EMPTY_SLOT
+    return LogprobsBlock.of_rectangle(ids, values, np.abs(ids) + 1)
 
 
-def make_full_rows(num_rows: int) -> FlatLogprobs:
+def make_whole_rows(num_rows: int) -> WholeRows:
     values = -np.random.default_rng(1).random((num_rows, VOCAB), dtype=np.float32)
     ranks = (np.argsort(np.argsort(-values, axis=1), axis=1) + 1).astype(np.int32)
-    return FlatLogprobs.from_full_rows(np.arange(num_rows, dtype=np.int32), values, ranks)
+    return WholeRows(np.arange(num_rows, dtype=np.int32), values, ranks)
 
 
-def make_wide_rows() -> FlatLogprobs:
-    return FlatLogprobs.from_arrays(
-        np.array([0, 3, 5]),
-        np.array([1, 2, 4, 0, 6], np.int32),
-        np.array([-0.5, -1.5, -2.5, -0.25, -3.0], np.float32),
-        np.array([1, 2, 3, 1, 2], np.int32),
-        chosen_token_ids=np.array([4, 0]),
-        in_id_order=True,
-    )
-
-
-@given(lengths=st.lists(st.integers(1, VOCAB), max_size=6), shift=st.integers(0, 7))
-def test_a_steps_rows_arrive_bit_for_bit_wherever_the_frames_lie_in_memory(lengths: list[int], shift: int) -> None:
-    block = make_rows(lengths)
+@given(
+    num_entries=st.lists(st.integers(1, VOCAB), max_size=6),
+    spare=st.sampled_from([0, 1, 50]),
+    shift=st.integers(0, 7),
+)
+def test_a_steps_rows_arrive_bit_for_bit_wherever_the_frames_lie_in_memory(
+    num_entries: list[int], spare: int, shift: int
+) -> None:
+    block = make_block(num_entries, max(num_entries, default=1) + spare)
     arrived = send(StepDone(make_outputs(logprobs=block), True, 1), shift).outputs.logprobs
-    assert arrived == block and arrived.is_frozen
-    for sent_column, column in zip(block.to_arrays(), arrived.to_arrays(), strict=True):
-        assert column.dtype == sent_column.dtype
-        assert column.tobytes() == sent_column.tobytes()
-    buffer = LogprobsBuffer()
-    buffer.append_rows(arrived)  # as the front end does it, by memory views
-    assert buffer.snapshot() == block
+    assert isinstance(arrived, LogprobsBlock)
+    assert list(arrived.split()) == list(block.split())
+    assert arrived.get_chosen_values().tolist() == block.get_chosen_values().tolist()
+    assert len(arrived.split()) == len(num_entries)
 
 
 @pytest.mark.parametrize("num_entries", [[6, 5, 6], [1, 1, 6], [1, 1, 1]])
 @pytest.mark.parametrize("shift", [0, 3])
 def test_a_rectangle_arrives_and_its_gaps_stay_at_home(num_entries: list[int], shift: int) -> None:
-    width = max(num_entries) + (num_entries == [1, 1, 1]) * 50
-    ids = np.arange(3 * width, dtype=np.int32).reshape(3, width)
-    block = FlatLogprobs.from_rectangle(ids, -ids.astype(np.float32), ids + 1, np.array(num_entries, np.int32))
-    letter = StepDone(make_outputs(logprobs=block), True, 1)
-    num_bytes = sum(memoryview(frame).nbytes for frame in Encoder().encode(letter)[1:])
+    block = make_block(num_entries, max(num_entries) + (num_entries == [1, 1, 1]) * 50)
+    message = StepDone(make_outputs(logprobs=block), True, 1)
+    num_bytes = sum(memoryview(frame).nbytes for frame in Encoder().encode(message)[1:])
     assert num_bytes <= 2 * 12 * sum(num_entries) + 60
-    arrived = send(letter, shift).outputs.logprobs
-    assert arrived == block
-    assert PackedStep(arrived._pack()).chosen_values == [0.0, -float(width), -float(2 * width)]
+    arrived = send(message, shift).outputs.logprobs
+    assert FlatLogprobs.of_rows([*arrived.split()]) == FlatLogprobs.of_rows([*block.split()])
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: make_full_rows(3), make_wide_rows, lambda: make_rows([2, 3]).with_none_positions(2)]
-)
-def test_rows_of_every_order_arrive_with_their_order(make: Any) -> None:
-    block = make()
-    letter = send(StepDone(make_outputs(full_rows=block), True, 1), shift=3)
-    for arrived in (letter.outputs.outputs[0].full_rows, letter.outputs.prompt_scores[0].full_rows):
-        assert arrived.to_list() == block.to_list()
-        assert arrived.chosen_values().tobytes() == block.chosen_values().tobytes()
+def test_whole_rows_arrive_in_their_pieces() -> None:
+    pieces = [make_whole_rows(3), make_whole_rows(1)]
+    message = send(StepDone(make_outputs(full_rows=pieces), True, 1), shift=3)
+    for arrived in (message.outputs.outputs[0].full_rows, message.outputs.prompt_scores[0].full_rows):
+        assert [type(piece) for piece in arrived] == [WholeRows, WholeRows]
+        for mine, sent in zip(arrived, pieces, strict=True):
+            for column, sent_column in zip(mine, sent, strict=True):
+                assert column.dtype == sent_column.dtype and column.tobytes() == sent_column.tobytes()
+        assert FlatLogprobs.of_rows(arrived[0].split()) == FlatLogprobs.of_rows(pieces[0].split())
 
 
-def test_a_slice_of_a_block_travels_without_the_rest_of_it() -> None:
-    block = make_rows([3] * 1000)
-    part = block[500:502]
-    frames = Encoder().encode(StepDone(make_outputs(logprobs=part), True, 1))
-    assert sum(memoryview(frame).nbytes for frame in frames) < 1000
-    assert send(StepDone(make_outputs(logprobs=part), True, 1)).outputs.logprobs == part
-    assert (
-        send(StepDone(make_outputs(full_rows=make_full_rows(4)[2:3]), True, 1)).outputs.outputs[0].full_rows
-        == (make_full_rows(4)[2:3])
-    )
+def test_a_part_of_whole_rows_travels_without_the_rest_of_them() -> None:
+    whole = make_whole_rows(4)
+    part = WholeRows(*(column[2:3] for column in whole))
+    frames = Encoder().encode(StepDone(make_outputs(full_rows=[part]), True, 1))
+    assert sum(memoryview(frame).nbytes for frame in frames[1:]) == 2 * (4 + 8 * VOCAB)  # stands there twice
+    (arrived,) = send(StepDone(make_outputs(full_rows=[part]), True, 1)).outputs.outputs[0].full_rows
+    assert FlatLogprobs.of_rows(arrived.split()) == FlatLogprobs.of_rows(whole.split())[2:3]
 
 
 def test_arrays_travel_beside_the_message_and_are_not_copied_into_it() -> None:

@@ -26,7 +26,7 @@ def check_rectangle_row(
     """Row i must hold the chosen token, then `ids` without it, with true values and ranks."""
     expected = [chosen, *(token_id for token_id in ids if token_id != chosen)]
     values = logits if as_logits else log_softmax(logits)
-    num_entries = int(rectangle.num_entries[i])
+    num_entries = int((rectangle.token_ids[i] >= 0).sum())
     assert rectangle.token_ids[i, :num_entries].tolist() == expected
     np.testing.assert_allclose(rectangle.values[i, :num_entries].numpy(), values[expected], rtol=1e-6, atol=1e-6)
     assert rectangle.ranks[i, :num_entries].tolist() == ranks_of(logits)[expected].tolist()
@@ -76,10 +76,8 @@ def test_rows_of_all_kinds_side_by_side_do_not_mix() -> None:
 
     wide, full = scores.wide
     assert (wide.first, full.first) == (3, 4)
-    assert wide.token_ids is not None and wide.num_entries is not None
-    check_rectangle_row(
-        LogprobsTensors(wide.token_ids, wide.values, wide.ranks, wide.num_entries), 0, host[3], 7, order[3][:150], False
-    )
+    assert wide.token_ids is not None
+    check_rectangle_row(LogprobsTensors(wide.token_ids, wide.values, wide.ranks), 0, host[3], 7, order[3][:150], False)
     assert full.token_ids is None and full.chosen_token_ids.tolist() == [2]
     assert torch.equal(full.values[0], logits[4])
     assert full.ranks[0].tolist() == ranks_of(host[4]).tolist()
@@ -90,7 +88,7 @@ def test_k_beyond_a_tiny_vocabulary_means_all(vocab_size: int) -> None:
     logits = torch.arange(vocab_size, dtype=torch.float32)[None]
     table = ScoreTable(np.array([RowKind.TOP], np.int8), np.array([vocab_size], np.int32), np.array([False]))
     rectangle = score(logits, torch.tensor([0]), table).rectangle
-    assert rectangle is not None and rectangle.num_entries.tolist() == [vocab_size]
+    assert rectangle is not None
     assert rectangle.token_ids[0, :vocab_size].tolist() == [0, *range(vocab_size - 1, 0, -1)]
     assert rectangle.values[0, :vocab_size].exp().sum() == pytest.approx(1)
 
@@ -125,11 +123,10 @@ def test_concatenating_rectangles_keeps_rows_and_takes_the_largest_width() -> No
             torch.full((2, width), width, dtype=torch.int32),
             torch.full((2, width), float(width)),
             torch.full((2, width), width, dtype=torch.int32),
-            torch.full((2,), width, dtype=torch.int32),
         )
         for width in (1, 3)
     ]
     joined = LogprobsTensors.concatenate(parts)
     assert joined.token_ids.shape == (4, 3)
-    assert joined.num_entries.tolist() == [1, 1, 3, 3]
+    assert (joined.token_ids >= 0).sum(1).tolist() == [1, 1, 3, 3]
     assert joined.values[:2, 0].tolist() == [1, 1] and joined.values[2:].eq(3).all()

@@ -9,13 +9,13 @@ import torch
 from tests.v1.sample.reference import falling_order, log_softmax, ranks_of
 from tests.v1.worker.conftest import VOCAB, Reference
 from tests.v1.worker.steps import get_sample_rows, get_tokens, make_request, make_step
-from vllm.logprobs import FlatLogprobs
-from vllm.v1.messages import HostLogprobs, ModelRunnerOutput, RowRange
-from vllm.v1.outputs import WideRows
+from vllm.logprobs.rows import Row, read_arrays, read_entries
+from vllm.v1.messages import ModelRunnerOutput, RowRange
+from vllm.v1.outputs import Scores, WideRows
 from vllm.v1.sample.ops.logprobs import RowKind
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.scored_rows import OwnedRows
-from vllm.v1.worker.step_results import FullRows, RowOwners, pack, unpack
+from vllm.v1.worker.step_results import StepResults, pack, unpack
 
 PROMPT = [5, 9, 200, 31, 7, 7, 120, 300, 2, 64, 11]
 OTHER = [17, 250, 3, 3, 90, 41]
@@ -23,12 +23,8 @@ TOLERANCE = 1e-4
 
 
 def read_rows(output: ModelRunnerOutput, rows: RowRange) -> list[tuple[list[int], list[float], list[int]]]:
-    assert isinstance(output.logprobs, HostLogprobs)
-    read = []
-    for row in range(rows.first, rows.end):
-        end = int(output.logprobs.num_entries[row])
-        read.append(tuple(column[row, :end].tolist() for column in output.logprobs[:3]))
-    return read  # type: ignore[return-value]
+    assert output.logprobs is not None
+    return [tuple(map(list, read_entries(row))) for row in output.logprobs.split()[rows.first : rows.end]]  # type: ignore[misc]
 
 
 def check_row(row: tuple[list[int], list[float], list[int]], logits: np.ndarray, chosen: int, num_top: int) -> None:
@@ -100,7 +96,7 @@ def test_prompt_scores_do_not_depend_on_chunks_or_workspace(
 
 @pytest.mark.parametrize("num_top", [150, VOCAB])
 @pytest.mark.parametrize("workspace_rows", [256, 8])
-def test_wide_rows_leave_as_blocks_of_their_own(
+def test_wide_rows_follow_the_rectangles_and_whole_ones_leave_on_their_own(
     runner: GPUModelRunner, reference: Reference, num_top: int, workspace_rows: int
 ) -> None:
     runner.workspace_rows = workspace_rows
@@ -109,16 +105,24 @@ def test_wide_rows_leave_as_blocks_of_their_own(
     output = runner.execute_model(
         make_step([wide, small], prompt_ranges={"wide": (1, len(PROMPT)), "small": (1, len(OTHER))})
     )
-    assert output.logprobs is not None and output.logprobs.token_ids.shape[1] == 2
-    assert set(get_sample_rows(output)) == set(output.prompt_rows) == {"small"}
+    assert output.logprobs is not None
+    is_whole = num_top == VOCAB
+    assert set(get_sample_rows(output)) == set(output.prompt_rows) == ({"small"} if is_whole else {"small", "wide"})
+    assert set(output.full_sample_rows) == set(output.full_prompt_rows) == ({"wide"} if is_whole else set())
+    num_small = 2 * len(OTHER) - 1
+    assert len(output.logprobs.entries) <= num_small if is_whole else output.logprobs.sizes is not None
     for i, row in enumerate(read_rows(output, output.prompt_rows["small"])):
         check_row(row, reference(OTHER)[i], OTHER[i + 1], 1)
     logits = reference(PROMPT)
     chosen = [*PROMPT[1:], get_tokens(output)["wide"][0]]
-    blocks = FlatLogprobs.concatenate([output.full_prompt_rows["wide"], output.full_sample_rows["wide"]])
-    assert len(blocks) == len(PROMPT)
+    pieces = [*output.full_prompt_rows.get("wide", ()), *output.full_sample_rows.get("wide", ())]
+    rows: list[Row] = [row for piece in pieces for row in piece.split()]
+    if not is_whole:
+        everything = output.logprobs.split()
+        rows += [everything[i] for i in (*range(*output.prompt_rows["wide"]), *range(*get_sample_rows(output)["wide"]))]
+    assert len(rows) == len(PROMPT)
     for i, token_id in enumerate(chosen):
-        ids, values, ranks = blocks.row_values(i)
+        ids, values, ranks = read_arrays(rows[i])
         top = [other for other in falling_order(logits[i])[:num_top].tolist() if other != token_id]
         assert ids[0] == token_id and len(ids) == 1 + len(top)
         np.testing.assert_allclose(values, log_softmax(logits[i])[ids], atol=TOLERANCE)
@@ -146,7 +150,7 @@ def test_more_sampled_rows_than_the_workspace_holds_go_through_in_chunks(runner:
         ]
         output = runner.execute_model(make_step(requests))
         rows = {name: read_rows(output, rows) for name, rows in get_sample_rows(output).items()}
-        rows |= {name: [block.row_values(0)] for name, block in output.full_sample_rows.items()}  # type: ignore[list-item]
+        rows |= {name: [read_arrays(piece.split()[0])] for name, (piece,) in output.full_sample_rows.items()}  # type: ignore[list-item]
         names = sorted(get_tokens(output))
         exact = {
             name: (get_tokens(output)[name], [(list(r[0]), list(r[2])) for r in rows.get(name, [])]) for name in names
@@ -177,7 +181,8 @@ def test_prompt_scores_of_several_kinds_side_by_side(runner: GPUModelRunner, ref
         ids, values, _ = read_rows(output, output.prompt_rows["r1"])[i]
         assert ids == [OTHER[i + 1]]
         np.testing.assert_allclose(values, logits[i][ids], atol=TOLERANCE)
-        ids_full, values_full, _ = output.full_prompt_rows["r2"].row_values(i)
+        (piece,) = output.full_prompt_rows["r2"]
+        ids_full, values_full, _ = read_arrays(piece.split()[i])
         np.testing.assert_allclose(values_full, logits[i][ids_full], atol=TOLERANCE)
 
 
@@ -332,13 +337,14 @@ def test_tensors_of_a_device_travel_to_the_host_as_one_buffer() -> None:
         np.testing.assert_array_equal(array, tensor.numpy())
 
 
-def test_wide_rows_of_one_request_do_not_keep_its_neighbours_alive() -> None:
+def test_whole_rows_of_one_request_do_not_keep_its_neighbours_alive() -> None:
     values, ranks = torch.zeros(3, VOCAB), torch.ones(3, VOCAB, dtype=torch.int32)
-    block = WideRows(0, torch.zeros(3, dtype=torch.int32), None, values, ranks, None)
-    owners = RowOwners()
-    owners.add_wide(OwnedRows("a", 2, RowKind.FULL, 2), block, slice(0, 2))
-    owners.add_wide(OwnedRows("b", 1, RowKind.FULL, 1), block, slice(2, 3))
-    for rows in owners.wide.values():
-        assert isinstance(rows, FullRows)
-        for column, shared in zip(rows.columns[1:], (values, ranks), strict=True):
+    block = WideRows(0, torch.zeros(3, dtype=torch.int32), None, values, ranks)
+    results = StepResults()
+    scores = Scores(None, [block], torch.ones(3, dtype=torch.bool))
+    results.add_prompts(scores, [OwnedRows("a", 2, RowKind.FULL), OwnedRows("b", 1, RowKind.FULL)])
+    full_rows = results.finish().full_prompt_rows
+    assert [len(piece.values) for name in "ab" for piece in full_rows[name]] == [2, 1]
+    for (piece,) in full_rows.values():
+        for column, shared in zip(piece[1:], (values, ranks), strict=True):
             assert not np.shares_memory(column, shared.numpy())

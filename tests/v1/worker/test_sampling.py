@@ -40,7 +40,7 @@ def run_sampler(requests: list[NewRequest], logits: torch.Tensor) -> SamplerOutp
 def get_row(output: SamplerOutput, i: int) -> tuple[list[int], np.ndarray, list[int]]:
     assert output.scores is not None and output.scores.rectangle is not None
     rectangle = output.scores.rectangle
-    end = int(rectangle.num_entries[i])
+    end = int((rectangle.token_ids[i] >= 0).sum())
     return rectangle.token_ids[i, :end].tolist(), rectangle.values[i, :end].numpy(), rectangle.ranks[i, :end].tolist()
 
 

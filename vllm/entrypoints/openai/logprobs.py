@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 
 from vllm.logprobs import FlatLogprobs
-from vllm.logprobs_packed import ENTRY_BYTES, read_packed_row
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.logprobs import SequenceTexts
 
@@ -52,22 +51,13 @@ def read_rows(scores: FlatLogprobs, *, as_token_ids: bool = False, max_entries: 
 
 def _read_columns(scores: FlatLogprobs, max_entries: int) -> Iterator[tuple[list[int], list[float], list[int]]]:
     """Yield each position's ids, finite values and ranks."""
-    if (packed := scores._get_packed_row()) is not None and len(packed) <= _FEW_ENTRIES * ENTRY_BYTES:
-        row = read_packed_row(packed)  # a stream's event
-        yield [*row.token_ids], _list_finite(row.values), [*row.ranks]
+    if max_entries <= _FEW_ENTRIES:
+        for row in scores.iter_entries():
+            yield [*row[0]], _list_finite(row[1]), [*row[2]]
         return
-    if len(scores) * max_entries <= _FEW_ENTRIES:  # several tokens: the arrays would cost more than they save
-        for i in range(len(scores)):
-            token_ids, values, ranks = scores.row_values(i)
-            yield token_ids.tolist(), _list_finite(values.tolist()), ranks.tolist()
-        return
-    num_at_once = max(_ENTRIES_AT_ONCE // max(max_entries, 1), 1)
-    for first in range(0, len(scores), num_at_once):
-        arrays = scores[first : first + num_at_once].to_arrays()
-        starts = arrays.row_starts.tolist()
-        columns = arrays.token_ids.tolist(), make_finite(arrays.values).tolist(), arrays.ranks.tolist()
-        for start, end in zip(starts, starts[1:], strict=False):
-            yield columns[0][start:end], columns[1][start:end], columns[2][start:end]
+    for i in range(len(scores)):
+        token_ids, values, ranks = scores.row_values(i)
+        yield token_ids.tolist(), make_finite(values).tolist(), ranks.tolist()
 
 
 def _list_finite(values: Iterable[float]) -> list[float]:

@@ -1,15 +1,17 @@
 """From what the core sends after each step to the outputs that callers see."""
 
 from collections.abc import Iterable
-from itertools import zip_longest
 from typing import NamedTuple
 
 from vllm.logger import init_logger
+from vllm.logprobs.block import BlockReader
 from vllm.outputs import RequestOutput
 from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.v1.engine.child_state import ChildState
+from vllm.v1.engine.decode_batch import DecodeBatch, Member
 from vllm.v1.engine.exceptions import EngineGenerateError
 from vllm.v1.engine.input_processor import ProcessedRequest
-from vllm.v1.engine.parallel_sampling import ChildState, OutputSink, ParentRequest, QuietBatch, StepScores
+from vllm.v1.engine.parallel_sampling import OutputSink, ParentRequest
 from vllm.v1.messages import DecodeBatchTokens, EngineCoreOutput, EngineCoreOutputs, FinishReason
 
 logger = init_logger(__name__)
@@ -29,9 +31,9 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._stream_interval = stream_interval
         self._log_stats = log_stats
-        self._children: dict[str, ChildState] = {}
+        self._members: dict[str, Member] = {}  # child id →
         self._parents: dict[str, ParentRequest] = {}  # internal id →
-        self._quiet: QuietBatch | None = None  # those of the last step, if there were no others in it
+        self._batch: DecodeBatch | None = None  # of the last step
         self._by_caller: dict[str, list[ParentRequest]] = {}  # the caller's id →; an id may be live more than once
 
     def add_request(self, processed: ProcessedRequest, collector: OutputSink | None = None) -> None:
@@ -46,7 +48,7 @@ class OutputProcessor:
         self._parents[parent.internal_id] = parent
         self._by_caller.setdefault(parent.request_id, []).append(parent)
         for child in parent.children:
-            self._children[child.child_id] = child
+            self._members[child.child_id] = (parent, child)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._parents)
@@ -62,92 +64,72 @@ class OutputProcessor:
 
     def process_outputs(self, core_outputs: EngineCoreOutputs) -> ProcessedOutputs:
         """Take one step's outputs; those of requests that are gone meanwhile are passed over."""
-        scores = StepScores(core_outputs.logprobs)
+        reader = None if core_outputs.logprobs is None else BlockReader(core_outputs.logprobs)
         for prompt_scores in core_outputs.prompt_scores:
-            if (parent := self._parents.get(prompt_scores.request_id)) is not None:
-                parent.add_prompt_scores(prompt_scores, scores)
-        ids_to_abort: list[str] = []
+            if (prompt_parent := self._parents.get(prompt_scores.request_id)) is not None:
+                prompt_parent.add_prompt_scores(prompt_scores, reader)
+        processed = ProcessedOutputs([], [])
         advanced: dict[str, list[ChildState]] = {}  # in the order in which requests came up
-        if core_outputs.outputs:
-            self._settle_quiet()
+        if core_outputs.outputs and self._batch is not None:
+            self._batch.hand_over()
         for output in core_outputs.outputs:
             if output.finish_reason is FinishReason.ERROR:
-                self._fail(output, advanced, ids_to_abort)
+                self._fail(output, advanced, processed.ids_to_abort)
                 continue
-            child = self._children.get(output.request_id)
-            if child is None:
+            member = self._members.get(output.request_id)
+            if member is None:
                 continue
-            parent = child.parent
-            if child.update(output, scores):
-                ids_to_abort.append(child.child_id)
+            parent, child = member
+            if child.update(output, reader):
+                processed.ids_to_abort.append(child.child_id)
             parent.note_step(child, output, core_outputs.timestamp)
             if child.finish_reason is not None:
-                del self._children[child.child_id]
-            if parent.has_to_tell(child):
+                del self._members[child.child_id]
+            if parent.has_output(child):
                 advanced.setdefault(parent.internal_id, []).append(child)
-        request_outputs: list[RequestOutput] = []
         if core_outputs.decode_batch is not None:
-            told = ProcessedOutputs(request_outputs, ids_to_abort)
-            self._take_continued(core_outputs.decode_batch, scores, core_outputs.timestamp, advanced, told)
-        self._deliver(advanced, request_outputs)
-        return ProcessedOutputs(request_outputs, ids_to_abort)
+            self._take_decode_batch(core_outputs.decode_batch, reader, core_outputs.timestamp, advanced, processed)
+        self._deliver(advanced, processed.request_outputs)
+        return processed
 
-    def _take_continued(
+    def _take_decode_batch(
         self,
-        continued: DecodeBatchTokens,
-        scores: StepScores,
+        tokens: DecodeBatchTokens,
+        reader: BlockReader | None,
         timestamp: float,
         advanced: dict[str, list[ChildState]],
-        told: ProcessedOutputs,
+        processed: ProcessedOutputs,
     ) -> None:
-        """Take the tokens of the sequences that just go on; this is what a token costs in most steps."""
-        if self._quiet is not None:
-            if self._quiet.take(continued, scores):
-                if self._log_stats:
-                    self._quiet.count_tokens(timestamp)
-                return
-            self._settle_quiet()
-        request_ids, rows = continued.request_ids, continued.rows
-        pieces, values = scores.packed.cut(rows) if rows else ([], [])
-        get_child, log_stats = self._children.get, self._log_stats
-        quiet: list[ChildState] = []
-        for request_id, token_id, row, piece, value in zip_longest(
-            request_ids, continued.token_ids, rows, pieces, values
-        ):
-            child = get_child(request_id)
-            if child is None:
-                continue
+        """Take one token each; this is what a token costs in most steps."""
+        batch, log_stats = self._batch, self._log_stats
+        if batch is None or not batch.is_of(tokens):
+            self._end_batch()
+            self._batch = batch = DecodeBatch(tokens, self._members)
+        batch.keep(tokens, reader, timestamp)
+        for (parent, child), token_id, row, value in batch.streamed.iterate(tokens, reader):
             if log_stats:
-                child.parent.count_tokens(1, timestamp)
-            taken = child.pieces
-            if child.is_quiet and (row is None or taken is not None):
-                quiet.append(child)
-                child.token_ids.append(token_id)
-                if taken is not None and row is not None:
-                    taken.append(piece)
-                    child.cumulative_logprob += value  # type: ignore[operator]  # a number, where rows are
-                continue
-            if child.is_streamed and (row is None or taken is not None):
-                output = child.parent.make_next_delta(child, token_id, piece, value)
-                if child.parent.collector is None:
-                    told.request_outputs.append(output)
-                else:
-                    child.parent.collector.put(output)
-                continue
-            if child.take_token(token_id, scores, row):
-                told.ids_to_abort.append(request_id)
-                del self._children[request_id]
-                child.parent.num_unfinished -= 1
-            if child.parent.has_to_tell(child):
-                advanced.setdefault(child.parent.internal_id, []).append(child)
-        if len(quiet) == len(request_ids):
-            self._quiet = QuietBatch(request_ids, quiet, rows)
+                parent.count_tokens(1, timestamp)
+            output = parent.make_next_delta(child, token_id, row, value)
+            if parent.collector is None:
+                processed.request_outputs.append(output)
+            else:
+                parent.collector.put(output)
+        for (parent, child), token_id, row, value in batch.others.iterate(tokens, reader):
+            if log_stats:
+                parent.count_tokens(1, timestamp)
+            if child.advance([token_id], () if row is None else (row,), (value,)):
+                processed.ids_to_abort.append(child.child_id)
+                del self._members[child.child_id]
+                parent.num_unfinished -= 1
+                self._end_batch()
+            if parent.has_output(child):
+                advanced.setdefault(parent.internal_id, []).append(child)
 
-    def _settle_quiet(self) -> None:
-        """Bring the sequences that go on unseen up to date: before anything else is done with any of them."""
-        if self._quiet is not None:
-            self._quiet.settle()
-            self._quiet = None
+    def _end_batch(self) -> None:
+        """Bring the members of the last batch up to date; the next one looks for its members anew."""
+        if self._batch is not None:
+            self._batch.hand_over()
+            self._batch = None
 
     def abort_requests(self, ids: Iterable[str]) -> list[str]:
         """Forget the requests with these ids, the caller's or internal ones; return the ids to abort in the core.
@@ -155,7 +137,7 @@ class OutputProcessor:
         A request with a collector gets a last output there: its unfinished children end with reason "abort".
         Unknown ids are passed over.
         """
-        self._settle_quiet()
+        self._end_batch()
         core_ids: list[str] = []
         for request_id in ids:
             parents = list(self._by_caller.get(request_id, ()))
@@ -171,17 +153,17 @@ class OutputProcessor:
 
     def _fail(self, output: EngineCoreOutput, advanced: dict[str, list[ChildState]], ids_to_abort: list[str]) -> None:
         """End the whole request whose logits were no numbers: in a family the parent fails."""
-        child = self._children.get(output.request_id)
-        parent = self._parents.get(output.request_id) if child is None else child.parent
+        parent, child = self._members.get(output.request_id, (self._parents.get(output.request_id), None))
         if parent is None:
             return
+        self._end_batch()
         parent.error = output.error or "the engine gave no reason"
         logger.warning("request %s failed: %s", parent.request_id, parent.error)
         if child is not None and len(parent.children) > 1:
             ids_to_abort.append(parent.internal_id)
         ended = parent.end_unfinished(FinishReason.ERROR)
-        told = advanced.setdefault(parent.internal_id, [])
-        told += [child for child in ended if child not in told]
+        reported = advanced.setdefault(parent.internal_id, [])
+        reported += [child for child in ended if child not in reported]
 
     def _deliver(self, advanced: dict[str, list[ChildState]], request_outputs: list[RequestOutput]) -> None:
         """Make the outputs of the requests that advanced; those without a collector are added to the list."""
@@ -200,7 +182,7 @@ class OutputProcessor:
     def _forget(self, parent: ParentRequest) -> None:
         del self._parents[parent.internal_id]
         for child in parent.children:
-            self._children.pop(child.child_id, None)
+            self._members.pop(child.child_id, None)
         live = self._by_caller[parent.request_id]
         live.remove(parent)
         if not live:

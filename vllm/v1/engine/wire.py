@@ -16,9 +16,6 @@ import numpy as np
 from vllm import exceptions
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMError, VLLMServerError, VLLMValidationError, shorten
-from vllm.logprobs import FlatLogprobs
-from vllm.logprobs_packed import PackedBlock
-from vllm.logprobs_rows import ArrayRows
 from vllm.v1.messages import EngineCoreOutputs, EngineCoreReady, EngineCoreRequest
 
 _ARRAY_CODE = 1  # msgpack extension: (frame, dtype, shape)
@@ -166,8 +163,6 @@ class Encoder:
     def _encode_other(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
             return self._encode_array(value)
-        if isinstance(value, FlatLogprobs):
-            return _take_apart(value)
         if isinstance(value, np.generic):
             return value.item()
         raise TypeError(f"a {type(value).__module__}.{type(value).__qualname__} can't travel between processes")
@@ -185,7 +180,7 @@ class Decoder:
     """Reads letters of one direction. Not for several threads at once."""
 
     def __init__(self, letter_type: Any) -> None:
-        self._decoder = msgspec.msgpack.Decoder(letter_type, dec_hook=_put_together, ext_hook=self._decode_array)
+        self._decoder = msgspec.msgpack.Decoder(letter_type, dec_hook=_check_array, ext_hook=self._decode_array)
         self._frames: Sequence[Frame] = ()
 
     def decode(self, frames: Sequence[Frame]) -> Any:
@@ -226,35 +221,8 @@ def read_unreadable_request(frames: Sequence[Frame]) -> tuple[str, int] | None:
     return request["request_id"], len(request["seeds"])
 
 
-def _take_apart(logprobs: FlatLogprobs) -> list[np.ndarray | None]:
-    """Return the arrays under scored positions: a packed block's two or three, or the five of rows in arrays."""
-    packed = logprobs._get_packed_block()
-    if packed is not None and not packed.is_mostly_gaps:
-        if packed.width:
-            return [packed.entries, packed.num_entries]
-        return [packed.entries, packed.first_entries, packed.num_entries]
-    rows = logprobs._get_arrays()
-    if rows.texts is not None:
-        raise TypeError("logprobs with texts don't travel between processes: texts are the front end's")
-    start, stop = int(rows.row_starts[0]), int(rows.row_starts[-1])
-    return [
-        rows.row_starts - start if start else rows.row_starts,
-        None if rows.token_ids is None else rows.token_ids[start:stop],
-        rows.values[start:stop],
-        rows.ranks[start:stop],
-        None if rows.chosen_at is None else rows.chosen_at - start,
-    ]
-
-
-def _put_together(kind: type, value: Any) -> Any:
-    if kind is FlatLogprobs:
-        if len(value) == 2:
-            return FlatLogprobs._of_packed(PackedBlock.of_even_rows(*value))
-        if len(value) == 3:
-            return FlatLogprobs._of_packed(PackedBlock(*value))
-        row_starts, token_ids, values, ranks, chosen_at = value
-        return FlatLogprobs._of(ArrayRows(row_starts, token_ids, values, ranks, chosen_at))
-    if kind is np.ndarray:
+def _check_array(kind: type, value: Any) -> Any:
+    if kind is np.ndarray and isinstance(value, np.ndarray):
         return value
     raise NotImplementedError(f"{kind} does not travel")
 

@@ -118,7 +118,7 @@ def _score_many_draws(row: torch.Tensor, chosen: torch.Tensor, table: ScoreTable
         (block,) = score(row, chosen[:1], table).wide
         values, ranks = block.values.expand(num_draws, -1), block.ranks.expand(num_draws, -1)
         is_finite = torch.ones(num_draws, dtype=torch.bool, device=row.device)
-        return Scores(None, [WideRows(0, chosen, None, values, ranks, None)], is_finite)
+        return Scores(None, [WideRows(0, chosen, None, values, ranks)], is_finite)
     distinct, index = torch.unique(chosen, return_inverse=True)
     repeated = table.take_rows(np.zeros(len(distinct), dtype=np.int64))
     scores = score(row.expand(len(distinct), -1), distinct, repeated)

@@ -54,7 +54,7 @@ class SampledRows:
         request_ids = [inputs.request_ids[i] for i in sampled.tolist()]
         num_draws, kinds = batch.num_draws[rows].tolist(), batch.score_kind[rows].tolist()
         owners = [
-            OwnedRows(request_id, count, RowKind(kind), count)
+            OwnedRows(request_id, count, RowKind(kind))
             for request_id, count, kind in zip(request_ids, num_draws, kinds, strict=True)
             if kind != RowKind.NONE
         ]

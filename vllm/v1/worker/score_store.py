@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from vllm.logprobs.rows import EMPTY_SLOT
 from vllm.ops import api as ops
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.block_table import BlockTable
@@ -111,7 +112,8 @@ class ScoreStore:
         ranks[:, 0] = chosen_ranks
         values = self.rows.logits if as_logits else self.rows.logprobs
         num_entries = 1 + counts - (chosen_ranks <= counts).int()
-        return LogprobsTensors(self.rows.token_ids[index, :width], values[index, :width], ranks, num_entries)
+        token_ids = self.rows.token_ids[index, :width].masked_fill_(column >= num_entries[:, None], EMPTY_SLOT)
+        return LogprobsTensors(token_ids, values[index, :width], ranks)
 
     def copy_blocks(self, sources: torch.Tensor, targets: torch.Tensor) -> None:  # [num_copies] int64 each
         """Copy blocks, all sources read before any target is written."""

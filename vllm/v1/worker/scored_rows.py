@@ -29,7 +29,6 @@ class OwnedRows(NamedTuple):
     request_id: str
     num_rows: int
     kind: RowKind
-    num_step_rows: int  # of this request in the whole step
 
 
 class PromptChunk(NamedTuple):
@@ -93,7 +92,7 @@ def iter_prompt_chunks(
                     np.full(num_rows, group.as_logits, np.bool_),
                 ),
                 owners=[
-                    OwnedRows(name, min(int(last), end) - max(int(last - count), first), group.kind, int(count))
+                    OwnedRows(name, min(int(last), end) - max(int(last - count), first), group.kind)
                     for name, last, count in zip(request_ids, ends, counts, strict=True)
                     if last > first and last - count < end
                 ],
@@ -117,9 +116,7 @@ def iter_kept_answers(batch: InputBatch, ranges: dict[str, PromptRange], num_kep
             positions=np.concatenate([np.arange(*ranges[name], dtype=np.int64) for name in request_ids]),
             num_top=batch.prompt_num_top[rows],
             as_logits=as_logits,
-            owners=[
-                OwnedRows(name, count, RowKind.TOP, count) for name, count in zip(request_ids, counts, strict=True)
-            ],
+            owners=[OwnedRows(name, count, RowKind.TOP) for name, count in zip(request_ids, counts, strict=True)],
         )
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from vllm.logprobs import FlatLogprobs
-from vllm.v1.messages import HostLogprobs, ModelRunnerOutput, RowRange, SampledTokens
+from vllm.logprobs.block import LogprobsBlock, WholeRows
+from vllm.v1.messages import ModelRunnerOutput, RowRange, SampledTokens
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput, Scores, WideRows
 from vllm.v1.worker.scored_rows import OwnedRows
 
@@ -17,85 +17,17 @@ NOT_FINITE = (
 NO_CANDIDATE = "allowed_token_ids, bad_words, min_tokens, logit_bias and penalties leave no token to sample"
 
 
-class FullRows:
-    """Whole-vocabulary rows of one request in one step, filled as the chunks come."""
-
-    def __init__(self, num_rows: int) -> None:
-        self.num_rows = num_rows
-        self.num_filled = 0
-        self.columns: list[np.ndarray] = []  # chosen_token_ids, values, ranks
-
-    def append(self, *pieces: np.ndarray) -> None:
-        num_new = len(pieces[0])
-        if num_new == self.num_rows:  # all at once
-            self.columns = list(pieces)
-        elif not self.columns:
-            self.columns = [np.empty((self.num_rows, *piece.shape[1:]), piece.dtype) for piece in pieces]
-        if num_new < self.num_rows:
-            for column, piece in zip(self.columns, pieces, strict=True):
-                column[self.num_filled : self.num_filled + num_new] = piece
-        self.num_filled += num_new
-
-    def make_block(self) -> FlatLogprobs:
-        assert self.num_filled == self.num_rows, f"{self.num_filled} of {self.num_rows} rows came"
-        chosen, values, ranks = self.columns
-        return FlatLogprobs.from_full_rows(chosen, values, ranks)
-
-
-class RaggedRows:
-    """Rows of one request that are wide but not whole, as flat pieces."""
-
-    def __init__(self) -> None:
-        self.num_entries: list[np.ndarray] = []
-        self.columns: tuple[list[np.ndarray], ...] = ([], [], [])  # token_ids, values, ranks
-
-    def append(self, num_entries: np.ndarray, *columns: np.ndarray) -> None:
-        is_entry = np.arange(columns[0].shape[1]) < num_entries[:, None]
-        self.num_entries.append(num_entries)
-        for pieces, column in zip(self.columns, columns, strict=True):
-            pieces.append(column[is_entry])
-
-    def make_block(self) -> FlatLogprobs:
-        row_starts = np.concatenate(([0], np.cumsum(np.concatenate(self.num_entries), dtype=np.int64)))
-        return FlatLogprobs.from_arrays(row_starts, *(np.concatenate(pieces) for pieces in self.columns))
-
-
 @dataclass(slots=True)
 class RowOwners:
     """Where each request's rows ended up: of the samples, or of the prompts."""
 
-    ranges: dict[str, RowRange] = field(default_factory=dict)  # rows of the rectangle
-    wide: dict[str, FullRows | RaggedRows] = field(default_factory=dict)
-
-    def add_range(self, request_id: str, first: int, num_rows: int) -> None:
-        before = self.ranges.get(request_id, RowRange(first, first))
-        assert before.end == first, f"the rows of {request_id} are torn apart"
-        self.ranges[request_id] = RowRange(before.first, first + num_rows)
-
-    def add_wide(self, owner: OwnedRows, block: WideRows, rows: slice) -> None:
-        """Bring rows over at once: they are too large to wait on the device for the step's end.
-
-        Part of a block is copied out of it: a request must not keep its neighbours' rows alive.
-        """
-        is_whole = rows == slice(0, len(block.chosen_token_ids))
-
-        def take(tensor: torch.Tensor) -> np.ndarray:
-            array: np.ndarray = tensor[rows].cpu().numpy()
-            return array if is_whole else array.copy()
-
-        chosen, values, ranks = take(block.chosen_token_ids), take(block.values), take(block.ranks)
-        if block.token_ids is None or block.num_entries is None:
-            full = self.wide.setdefault(owner.request_id, FullRows(owner.num_step_rows))
-            assert isinstance(full, FullRows), "a request's rows are of one kind"
-            full.append(chosen, values, ranks)
-        else:
-            ragged = self.wide.setdefault(owner.request_id, RaggedRows())
-            assert isinstance(ragged, RaggedRows), "a request's rows are of one kind"
-            ragged.append(take(block.num_entries), take(block.token_ids), values, ranks)
+    ranges: dict[str, RowRange] = field(default_factory=dict)  # rows of the step's block
+    wide: dict[str, RowRange] = field(default_factory=dict)  # rows behind the rectangle's, counted from there
+    whole: dict[str, list[WholeRows]] = field(default_factory=dict)
 
     def list_rows(self, request_id: str, num_draws: int) -> list[RowRange | None]:
-        """Return the row of each draw: in the rectangle, or in the request's own block."""
-        rows = RowRange(0, num_draws) if request_id in self.wide else self.ranges.get(request_id)
+        """Return the row of each draw: in the step's block, or among the request's own."""
+        rows = RowRange(0, num_draws) if request_id in self.whole else self.ranges.get(request_id)
         if rows is None:
             return [None] * num_draws
         assert rows.end - rows.first == num_draws, f"{request_id}: {rows} for {num_draws} draws"
@@ -103,11 +35,19 @@ class RowOwners:
 
     def drop(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
-            self.ranges.pop(request_id, None)
-            self.wide.pop(request_id, None)
+            for rows in (self.ranges, self.wide, self.whole):
+                rows.pop(request_id, None)
 
-    def make_blocks(self) -> dict[str, FlatLogprobs]:
-        return {request_id: rows.make_block() for request_id, rows in self.wide.items()}
+    def place_wide(self, num_rectangle_rows: int) -> None:
+        """Number the wide rows as they stand in the step's block."""
+        for request_id, (first, end) in self.wide.items():
+            self.ranges[request_id] = RowRange(num_rectangle_rows + first, num_rectangle_rows + end)
+
+
+def _add_range(ranges: dict[str, RowRange], request_id: str, first: int, num_rows: int) -> None:
+    before = ranges.get(request_id, RowRange(first, first))
+    assert before.end == first, f"the rows of {request_id} are torn apart"
+    ranges[request_id] = RowRange(before.first, first + num_rows)
 
 
 class StepResults:
@@ -120,6 +60,8 @@ class StepResults:
         self._finite: list[tuple[torch.Tensor, list[tuple[str, int]]]] = []  # flags and (request id, rows)
         self._rectangles: list[LogprobsTensors] = []
         self._num_rectangle_rows = 0
+        self._wide: list[LogprobsBlock] = []
+        self._num_wide_rows = 0
         self._samples = RowOwners()
         self._prompts = RowOwners()
 
@@ -142,7 +84,7 @@ class StepResults:
 
     def add_kept_prompts(self, rectangle: LogprobsTensors, owners: list[OwnedRows]) -> None:
         """Take prompt rows that are read from what blocks keep."""
-        self._take_scores(Scores(rectangle, [], rectangle.num_entries > 0), owners, self._prompts)
+        self._take_scores(Scores(rectangle, [], rectangle.token_ids[:, 0] >= 0), owners, self._prompts)
 
     def check_prompts(self, is_finite: torch.Tensor, owners: list[OwnedRows]) -> None:
         """Take the flags of a chunk of prompt rows whose scores come by `add_kept_prompts`."""
@@ -155,13 +97,34 @@ class StepResults:
         block, num_read = None, 0
         for owner in owners:
             if owner.kind.is_rectangular:
-                target.add_range(owner.request_id, self._num_rectangle_rows, owner.num_rows)
+                _add_range(target.ranges, owner.request_id, self._num_rectangle_rows, owner.num_rows)
                 self._num_rectangle_rows += owner.num_rows
                 continue
             if block is None or num_read == len(block.chosen_token_ids):
                 block, num_read = next(blocks), 0
-            target.add_wide(owner, block, slice(num_read, num_read + owner.num_rows))
+            self._take_wide(owner, block, slice(num_read, num_read + owner.num_rows), target)
             num_read += owner.num_rows
+
+    def _take_wide(self, owner: OwnedRows, block: WideRows, rows: slice, target: RowOwners) -> None:
+        """Bring rows over at once: they are too large to wait on the device for the step's end.
+
+        Part of a block of whole rows is copied out of it: a request must not keep its neighbours' rows alive.
+        """
+        is_part = rows != slice(0, len(block.chosen_token_ids))
+
+        def take(tensor: torch.Tensor) -> np.ndarray:
+            array: np.ndarray = tensor[rows].cpu().numpy()
+            return array
+
+        values, ranks = take(block.values), take(block.ranks)
+        if block.token_ids is None:
+            whole = WholeRows(take(block.chosen_token_ids), values, ranks)
+            target.whole.setdefault(owner.request_id, []).append(whole.copy() if is_part else whole)
+            return
+        packed = LogprobsBlock.of_rectangle(take(block.token_ids), values, ranks)
+        self._wide.append(packed)
+        _add_range(target.wide, owner.request_id, self._num_wide_rows, owner.num_rows)
+        self._num_wide_rows += owner.num_rows
 
     def finish(self) -> ModelRunnerOutput:
         """Copy all to the host and sort out the requests whose logits were not finite."""
@@ -169,15 +132,18 @@ class StepResults:
         flags = [*(flags for flags, _ in self._finite), *(flags for flags, _ in self._candidates)]
         arrays = copy_to_host([*(rectangle or ()), *flags, *self._token_ids])
         columns = [arrays.pop(0) for _ in rectangle or ()]
+        blocks = [LogprobsBlock.of_rectangle(*columns)] if columns else []
+        blocks += self._wide
         errors, num_bad_rows = self._find_errors(arrays[: len(flags)])
         for owners in (self._samples, self._prompts):
             owners.drop(errors)
+            owners.place_wide(self._num_rectangle_rows)
         return ModelRunnerOutput(
             sampled=self._make_sampled(arrays[len(flags) :], errors),
-            logprobs=HostLogprobs(*columns) if columns else None,
+            logprobs=LogprobsBlock.concatenate(blocks) if blocks else None,
             prompt_rows=self._prompts.ranges,
-            full_sample_rows=self._samples.make_blocks(),
-            full_prompt_rows=self._prompts.make_blocks(),
+            full_sample_rows=self._samples.whole,
+            full_prompt_rows=self._prompts.whole,
             errors=errors,
             num_nan_rows=num_bad_rows,
         )

@@ -20,7 +20,7 @@ import msgspec
 
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
-from vllm.logprobs import FlatLogprobs
+from vllm.logprobs.block import count_rows, take_rows
 from vllm.v1.core.kv_cache_manager import Hits, KVCacheManager
 from vllm.v1.core.pending_prompt_logprobs import PendingPromptLogprobs, find_pending, note_scored
 from vllm.v1.core.sched.admission import check_can_run, count_positions, count_unscored
@@ -330,7 +330,7 @@ class Scheduler:
             outputs=outputs,
             prompt_scores=prompt_scores,
             decode_batch=decode_batch,
-            logprobs=None if runner_output.logprobs is None else FlatLogprobs.from_rectangle(*runner_output.logprobs),
+            logprobs=runner_output.logprobs,
             stats=self.get_stats(),
             timestamp=time.monotonic(),
         )
@@ -397,9 +397,10 @@ class Scheduler:
         self._stats.num_cached_prompt_rows += num_known
         note_scored(request, self.kv.pool.prompt_logprobs, self.kv.block_size, first, end)
         full_rows = runner_output.full_prompt_rows.get(request_id)
-        rows = runner_output.prompt_rows[request_id] if full_rows is None else RowRange(0, len(full_rows))
-        assert rows.end - rows.first == end - first, f"{request_id}: {rows} for {end - first} prompt tokens"
-        return PromptScores(request_id=request_id, rows=rows if full_rows is None else None, full_rows=full_rows)
+        rows = runner_output.prompt_rows[request_id] if full_rows is None else None
+        num_rows = count_rows(full_rows or ()) if rows is None else rows.end - rows.first
+        assert num_rows == end - first, f"{request_id}: {num_rows} rows for {end - first} prompt tokens"
+        return PromptScores(request_id=request_id, rows=rows, full_rows=full_rows)
 
     def _take_tokens(self, request: Request, runner_output: ModelRunnerOutput, first: int) -> list[EngineCoreOutput]:
         """Give a request its new tokens, or fork a family: each child ends, or goes on, by itself.
@@ -423,7 +424,7 @@ class Scheduler:
                 self._stats.num_scored_sample_rows += rows.end - rows.first
                 rows = RowRange(rows.first, rows.first + num_taken)
                 if own_rows is not None:
-                    full_rows = own_rows if len(own_rows) == num_taken else own_rows.take_rows(*rows)
+                    full_rows = take_rows(own_rows, *rows)
                     rows = None
             sequence.has_metadata, sequence.has_own_rows = False, full_rows is not None
             outputs.append(sequence.make_output(run[:num_taken], rows, full_rows))

@@ -86,7 +86,7 @@ def score(
         run_logits, run_chosen = logits[first:end], chosen[first:end]
         if kind is RowKind.FULL:
             values, ranks, run_is_finite = ops.score_full_rows(run_logits, as_logits)
-            wide.append(WideRows(first, run_chosen.int(), None, values, ranks, None))
+            wide.append(WideRows(first, run_chosen.int(), None, values, ranks))
         else:
             *columns, run_is_finite = _score_some(
                 run_logits, run_chosen, kind, table.take_rows(slice(first, end)), as_logits
@@ -102,12 +102,14 @@ def score(
 def _score_some(
     logits: torch.Tensor, chosen: torch.Tensor, kind: RowKind, table: ScoreTable, as_logits: bool
 ) -> tuple[torch.Tensor, ...]:
-    """Score rows of one kind; returns token_ids, values, ranks, num_entries, is_finite."""
+    """Score rows of one kind; returns token_ids, values, ranks, is_finite."""
     if kind is RowKind.GIVEN:
         assert table.given_ids is not None, "rows with given ids need the ids"
         width = max(1, int((table.given_ids >= 0).sum(axis=1).max()))  # other rows of the step may have more
         given = torch.from_numpy(np.ascontiguousarray(table.given_ids[:, :width])).to(logits.device)
-        return ops.score_given_ids(logits, chosen, given, as_logits)
+        scored = ops.score_given_ids(logits, chosen, given, as_logits)
+        return scored.token_ids, scored.values, scored.ranks, scored.is_finite
     num_top = torch.from_numpy(np.ascontiguousarray(table.num_top)).to(logits.device)
     max_top = min(int(table.num_top.max()), logits.shape[1])
-    return ops.score_rows(logits, chosen, num_top, max_top, as_logits)
+    scored = ops.score_rows(logits, chosen, num_top, max_top, as_logits)
+    return scored.token_ids, scored.values, scored.ranks, scored.is_finite

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm.logprobs import FlatLogprobs, Logprob
-from vllm.logprobs_buffer import LogprobsBuffer
+from vllm.logprobs.block import WholeRows
+from vllm.logprobs.rows import NO_SCORES, Row
 
 VOCAB = 7
 Entries = list[tuple[int, float, int]]  # token id, value, rank: in reading order
@@ -97,7 +98,8 @@ def make_whole(rows: Sequence[tuple[list[float], int]]) -> tuple[FlatLogprobs, l
     for i, row in enumerate(entries):
         for token_id, _, rank in row:
             ranks[i, token_id] = rank
-    return FlatLogprobs.from_full_rows(np.array([chosen for _, chosen in rows], np.int32), values, ranks), entries
+    whole = WholeRows(np.array([chosen for _, chosen in rows], np.int32), values, ranks)
+    return FlatLogprobs.of_rows(whole.split()), entries
 
 
 @for_all(ragged_rows)
@@ -116,21 +118,17 @@ def test_whole_vocabulary_rows_in_id_order_read_chosen_first_then_falling(
     assert_reads_like(flat.with_text(RowAndToken()), make_model([None] * num_none + entries))
 
 
-@for_all(st.lists(st.tuples(logit_rows, st.integers(0, VOCAB - 1), st.integers(1, VOCAB)), max_size=6))
-def test_ragged_rows_in_id_order_read_as_in_reading_order(rows: list[tuple[list[float], int, int]]) -> None:
-    entries = [score(*row) for row in rows]
-    by_id = [entry for row in entries for entry in sorted(row)]
-    flat = FlatLogprobs.from_arrays(
-        np.cumsum([0, *map(len, entries)]),
-        np.array([entry[0] for entry in by_id], np.int32),
-        np.array([entry[1] for entry in by_id], np.float32),
-        np.array([entry[2] for entry in by_id], np.int32),
-        chosen_token_ids=np.array([chosen for _, chosen, _ in rows], np.int32),
-        in_id_order=True,
-    )
-    assert_reads_like(flat, make_model(entries, has_text=False))
-    assert_reads_like(flat[::-2], make_model(entries, has_text=False)[::-2])
-    assert_reads_like(flat + make_flat(entries), make_model(entries + entries, has_text=False))
+@for_all(scored_rows, slices)
+def test_one_row_as_a_stream_brings_it_reads_like_a_sequence_of_one(row: Entries, which: slice) -> None:
+    packed = make_flat([row])._list_rows()[0]
+    assert isinstance(packed, bytes)
+    flat, model = FlatLogprobs.of_one_row(packed, RowAndToken(), 5), make_model([row], first_row=5)
+    assert flat.is_frozen and flat.num_none == 0
+    assert_reads_like(flat, model)
+    assert_reads_like(flat[which], model[which])
+    assert_reads_like(pickle.loads(pickle.dumps(flat)), model)
+    assert_reads_like(flat.with_none_positions(1), [None, *model])
+    assert_reads_like(flat + flat, model + model)
 
 
 @for_all(ragged_rows, slices, slices)
@@ -257,80 +255,59 @@ def test_one_that_grows_reads_the_same_as_a_frozen_one(rows: list[Entries | None
     assert grown + make_flat(rows) == model + make_model(rows, has_text=False)
 
 
-@for_all(st.lists(st.lists(scored_rows, max_size=4), max_size=5), st.integers(0, 2))
-def test_a_buffer_gathers_blocks_and_its_snapshots_never_grow(blocks: list[list[Entries]], num_none: int) -> None:
-    buffer = LogprobsBuffer(num_none, texts=RowAndToken())
+blocks_of_any_kind = st.lists(whole_rows | st.lists(scored_rows, max_size=3), max_size=5)
+
+
+@for_all(blocks_of_any_kind, st.integers(0, 2))
+def test_what_is_read_of_a_list_of_rows_never_grows_with_it(blocks: list[list[Any]], num_none: int) -> None:
+    """Rows of entries and of the whole vocabulary in any mixture."""
+    rows: list[Row] = [NO_SCORES] * num_none
+    texts = RowAndToken()
     gathered: list[Entries | None] = [None] * num_none
-    snapshots = [(buffer.snapshot(), list(gathered))]
-    for rows in blocks:
-        step = make_flat([[(0, 0.0, 1)], *rows, [(1, 0.0, 1)]])  # its neighbours in the step's block
-        buffer.append_rows(step, 1, 1 + len(rows))
-        gathered.extend(rows)
-        snapshots.append((buffer.snapshot(), list(gathered)))
-        assert len(buffer) == len(gathered)
+    snapshots = [(FlatLogprobs.of_rows(rows, texts), list(gathered))]
+    for block in blocks:
+        flat, entries = make_whole(block) if block and isinstance(block[0], tuple) else (make_flat(block), block)
+        rows += flat._list_rows()
+        gathered.extend(entries)
+        snapshots.append((FlatLogprobs.of_rows(rows, texts), list(gathered)))
     for snapshot, rows_then in snapshots:
         assert_reads_like(snapshot, make_model(rows_then))
-        tail = buffer.snapshot(len(rows_then))
+        tail = snapshots[-1][0][len(rows_then) :]
         assert_reads_like(tail, make_model(gathered[len(rows_then) :], first_row=len(rows_then)))
 
 
-@for_all(st.lists(whole_rows | st.lists(scored_rows, max_size=3), max_size=5), st.integers(0, 1))
-def test_a_buffer_takes_rows_of_either_order_in_any_mixture(blocks: list[list[Any]], num_none: int) -> None:
-    buffer = LogprobsBuffer(num_none, texts=RowAndToken())
-    gathered: list[Entries | None] = [None] * num_none
-    snapshots = []
-    for rows in blocks:
-        if rows and isinstance(rows[0], tuple):
-            block, entries = make_whole(rows)
-        else:
-            block, entries = make_flat(rows), rows
-        buffer.append_rows(block)
-        gathered.extend(entries)
-        snapshots.append((buffer.snapshot(), list(gathered)))
-    for snapshot, rows_then in snapshots:
-        assert_reads_like(snapshot, make_model(rows_then))
-
-
 @for_all(st.lists(st.lists(scored_rows, max_size=3), min_size=1, max_size=5))
-def test_what_is_taken_from_a_buffer_in_pieces_joins_to_the_whole(blocks: list[list[Entries]]) -> None:
+def test_deltas_join_to_the_whole_however_often_they_are_joined(blocks: list[list[Entries]]) -> None:
     texts = RowAndToken()
-    buffer, pieces = LogprobsBuffer(1, texts=texts), []
-    for rows in blocks:
-        buffer.append_rows(make_flat(rows))
-        pieces.append(buffer.take())
-        assert len(buffer) == 0 and buffer.num_taken == sum(map(len, pieces))
+    pieces = [FlatLogprobs.of_rows([NO_SCORES], texts)]
+    for block in blocks:
+        pieces.append(FlatLogprobs.of_rows(make_flat(block)._list_rows(), texts, sum(map(len, pieces))))
     joined = FlatLogprobs.concatenate(pieces)
+    one_by_one = pieces[0]
+    for piece in pieces[1:]:
+        one_by_one += piece
     assert texts.num_calls == 0
-    assert_reads_like(joined, make_model([None, *(row for rows in blocks for row in rows)]))
+    for whole in (joined, one_by_one):
+        assert whole._get_texts() == (texts, 0), "HTTP asks it for bytes, too"
+        assert_reads_like(whole, make_model([None, *(row for rows in blocks for row in rows)]))
 
 
-def test_a_long_run_of_single_rows_survives_every_growth_of_the_buffer() -> None:
-    step = make_flat([score([-i / 4, -1.0, -2.0, 0.0, 0.0, -3.0, -0.5], i % VOCAB, i % 4) for i in range(16)])
-    buffer = LogprobsBuffer()
-    for i in range(500):
-        buffer.append_rows(step, i % 16, i % 16 + 1)
-    assert buffer.snapshot() == [step[i % 16] for i in range(500)]
+def test_rows_of_several_sequences_joined_again_and_again_keep_their_texts() -> None:
+    part = make_flat([[(1, -1.0, 1)]]).with_text(RowAndToken(), first_row=7)
+    joined = part
+    for _ in range(2000):
+        joined = FlatLogprobs.concatenate([joined, part])
+    assert joined[1999] == {1: Logprob(-1.0, 1, "7:1")}
 
 
-def test_rows_taken_or_gathered_do_not_keep_the_steps_block_alive() -> None:
-    step = make_flat([[(1, -1.0, 1), (2, -2.0, 2)]] * 4)
-    buffer = LogprobsBuffer()
-    buffer.append_rows(step, 1, 3)
-    for own in (step.take_rows(1, 3), buffer.snapshot()):
-        for mine, theirs in zip(own.row_values(0), step.row_values(1), strict=True):
-            assert mine.tolist() == theirs.tolist() and not np.shares_memory(mine, theirs)
-
-
-def test_a_rectangle_loses_exactly_what_lies_beyond_each_rows_entries() -> None:
-    token_ids = np.array([[3, 1, -7], [2, -7, -7], [5, 6, 4]], np.int32)
-    values = np.array([[-1.0, -0.5, 9], [-2.0, 9, 9], [-0.25, -0.5, -0.75]], np.float32)
-    ranks = np.array([[2, 1, 99], [7, 99, 99], [1, 2, 3]], np.int32)
-    flat = FlatLogprobs.from_rectangle(token_ids, values, ranks, np.array([2, 1, 3], np.int32))
-    assert flat == [
-        {3: Logprob(-1.0, 2), 1: Logprob(-0.5, 1)},
-        {2: Logprob(-2.0, 7)},
-        {5: Logprob(-0.25, 1), 6: Logprob(-0.5, 2), 4: Logprob(-0.75, 3)},
-    ]
+def test_rows_that_are_taken_keep_no_larger_array_alive() -> None:
+    whole, _ = make_whole([([0.0, -1.0, -2.0, -3.0, -4.0, -5.0, -6.0], i) for i in range(4)])
+    taken = whole.take_rows(1, 3)
+    assert taken == whole[1:3]
+    for mine, theirs in zip(taken._list_rows(), whole._list_rows()[1:3], strict=True):
+        assert not isinstance(mine, bytes) and not isinstance(theirs, bytes)
+        for column, other in zip(mine[1:], theirs[1:], strict=True):
+            assert not np.shares_memory(column, other)
 
 
 def test_a_value_is_the_float32_that_was_computed_as_a_python_float() -> None:
@@ -425,13 +402,13 @@ def test_repr_stays_within_a_screen(num_rows: int) -> None:
     assert shown.count("rank 1") == min(num_rows, 3)
 
 
-def test_making_frozen_rows_costs_the_same_for_a_million_entries_as_for_one() -> None:
+def test_rows_of_the_whole_vocabulary_are_not_copied_before_they_are_read() -> None:
     """No dictionary, list or copy of the entries is made: the object holds the arrays that it was given."""
-    ids, values, ranks = np.zeros(10**6, np.int32), np.zeros(10**6, np.float32), np.ones(10**6, np.int32)
-    flat = FlatLogprobs.from_arrays(np.array([0, 10**6]), ids, values, ranks)
-    assert all(
-        np.shares_memory(mine, given) for mine, given in zip(flat.row_values(0), (ids, values, ranks), strict=True)
-    )
+    values, ranks = np.zeros((2, 10**6), np.float32), np.ones((2, 10**6), np.int32)
+    flat = FlatLogprobs.of_rows(WholeRows(np.zeros(2, np.int32), values, ranks).split())
+    for i, row in enumerate(flat[:]._list_rows()):
+        assert not isinstance(row, bytes)
+        assert np.shares_memory(row.values, values[i]) and np.shares_memory(row.ranks, ranks[i])
 
 
 # ---------------------------------------------------------------- columns
@@ -457,7 +434,7 @@ def test_numpy_columns_are_compact_and_the_callers_own() -> None:
 def test_numpy_columns_of_the_whole_vocabulary_are_in_reading_order() -> None:
     values = np.array([[-3.0, -1.0, -2.0], [-0.5, -0.75, -9.0]], np.float32)
     ranks = np.array([[3, 1, 2], [1, 2, 3]], np.int32)
-    columns = FlatLogprobs.from_full_rows(np.array([2, 0], np.int32), values, ranks).to_numpy()
+    columns = FlatLogprobs.of_rows(WholeRows(np.array([2, 0], np.int32), values, ranks).split()).to_numpy()
     assert columns.token_ids.tolist() == [2, 1, 0, 0, 1, 2]
     assert columns.logprobs.tolist() == [-2.0, -1.0, -3.0, -0.5, -0.75, -9.0]
     assert columns.ranks.tolist() == [2, 1, 3, 1, 2, 3]

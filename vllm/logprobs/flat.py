@@ -1,7 +1,7 @@
-"""The containers of logprobs: one entry, and a sequence of scored positions.
+"""What a caller reads: one entry, and a sequence of scored positions.
 
 A scored position reads as a dictionary from token id to `Logprob`: the chosen token (sampled, or the actual next prompt
-token) first, then its alternatives. The dictionaries are made when somebody looks; the engine keeps flat arrays.
+token) first, then its alternatives. The dictionaries are made when somebody looks; the engine keeps rows.
 """
 
 import importlib
@@ -11,19 +11,20 @@ from typing import Any, NamedTuple, NoReturn, overload
 
 import numpy as np
 
-from vllm.logprobs_packed import Packed, PackedBlock, unpack
-from vllm.logprobs_rows import ArrayRows, ListRows, Row, TokenTexts, concatenate_rows
-
-__all__ = [
-    "FlatLogprobs",
-    "Logprob",
-    "LogprobArrays",
-    "LogprobColumns",
-    "LogprobsOnePosition",
-    "PromptLogprobs",
-    "SampleLogprobs",
-    "TokenTexts",
-]
+from vllm.logprobs.columns import LogprobColumns, RowArrays
+from vllm.logprobs.rows import (
+    ENTRY,
+    ENTRY_BYTES,
+    NO_SCORES,
+    Row,
+    WholeRow,
+    join_columns,
+    pack_row,
+    read_arrays,
+    read_chosen_value,
+    read_entries,
+)
+from vllm.logprobs.texts import JoinedTexts, StoredTexts, TokenTexts
 
 
 @dataclass(slots=True)
@@ -38,22 +39,19 @@ class Logprob:
 LogprobsOnePosition = dict[int, Logprob]
 
 
-class LogprobArrays(NamedTuple):
-    """Scored positions for numeric work: row i is entries row_starts[i] … row_starts[i + 1] − 1, chosen first."""
+class _Lists(NamedTuple):
+    """The parallel lists of a sequence that grows, as vLLM's constructor takes them."""
 
-    row_starts: np.ndarray  # [num_rows + 1] int64
-    token_ids: np.ndarray  # [num_entries] int32
-    values: np.ndarray  # [num_entries] float32
-    ranks: np.ndarray  # [num_entries] int32
+    start_indices: list[int]  # [num_rows]
+    end_indices: list[int]  # [num_rows]
+    token_ids: list[int]  # [num_entries], like all that follow
+    logprobs: list[float]
+    ranks: list[int | None]
+    decoded_tokens: list[str | None]
 
-
-class LogprobColumns(NamedTuple):
-    """What `to_numpy` gives: row i is entries row_starts[i] … row_starts[i + 1] − 1, the chosen token first."""
-
-    row_starts: np.ndarray  # [num_rows + 1] int64, from 0
-    token_ids: np.ndarray  # [num_entries] int32
-    logprobs: np.ndarray  # [num_entries] float32
-    ranks: np.ndarray  # [num_entries] int32, 1 is the most likely
+    def get(self, i: int) -> tuple[list[int], list[float], list[int | None], list[str | None]]:
+        span = slice(self.start_indices[i], self.end_indices[i])
+        return self.token_ids[span], self.logprobs[span], self.ranks[span], self.decoded_tokens[span]
 
 
 class FlatLogprobs(MutableSequence["LogprobsOnePosition | None"]):
@@ -61,14 +59,15 @@ class FlatLogprobs(MutableSequence["LogprobsOnePosition | None"]):
 
     What the engine hands out is frozen: mutation is a TypeError, `+=` makes a new object. One that is made by this
     constructor grows by `append`, `append_fast` and `extend`. Text of tokens is worked out when it is read; pickle and
-    deepcopy store it. `to_arrays()` and `row_values()` give the numbers without a dictionary.
+    deepcopy store it. `to_numpy()` and `row_values()` give the numbers without a dictionary.
     """
 
-    __slots__ = ("_first_row", "_made_rows", "_packed", "_texts")
-    _made_rows: ArrayRows | ListRows | None
-    _packed: Packed | PackedBlock  # set where the rows came packed, like the next two
-    _texts: TokenTexts | None
-    _first_row: int
+    __slots__ = ("_first_row", "_rows", "_span", "_texts")
+    # Frozen: one row as a stream brings it, or a list that may go on growing behind the end of `_span`.
+    _rows: bytes | list[Row] | _Lists
+    _span: range  # which of the list's rows these are; set with a list only
+    _texts: TokenTexts | None  # set with frozen rows, like the next one
+    _first_row: int  # the number that the list's first row has in `_texts`
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(
@@ -81,53 +80,29 @@ class FlatLogprobs(MutableSequence["LogprobsOnePosition | None"]):
         decoded_tokens: list[str | None] | None = None,
     ) -> None:
         given: Any = (start_indices, end_indices, token_ids, logprobs, ranks, decoded_tokens)
-        self._made_rows = ListRows(*([] if column is None else column for column in given))
+        self._rows = _Lists(*([] if column is None else column for column in given))
 
     # ------------------------------------------------------------ what the engine makes
 
     @classmethod
-    def _of(cls, rows: ArrayRows | ListRows) -> "FlatLogprobs":
+    def of_rows(
+        cls, rows: list[Row], texts: TokenTexts | None = None, first_row: int = 0, span: range | None = None
+    ) -> "FlatLogprobs":
+        """Return frozen positions over the rows of a list, all that it has now; only appending to it is allowed.
+
+        `first_row` is the number that `texts` knows the list's first row by.
+        """
         made = cls.__new__(cls)
-        made._made_rows = rows
+        made._rows, made._texts, made._first_row = rows, texts, first_row
+        made._span = range(len(rows)) if span is None else span
         return made
 
     @classmethod
-    def _of_packed(
-        cls, packed: Packed | PackedBlock, texts: TokenTexts | None = None, first_row: int = 0
-    ) -> "FlatLogprobs":
-        """Return rows whose arrays are made when somebody looks: of what is streamed, each row is read once at most."""
+    def of_one_row(cls, row: bytes, texts: TokenTexts | None, first_row: int) -> "FlatLogprobs":
+        """Return one frozen position; of what is streamed each token makes one."""
         made = cls.__new__(cls)
-        made._made_rows = None
-        made._packed, made._texts, made._first_row = packed, texts, first_row
+        made._rows, made._texts, made._first_row = row, texts, first_row
         return made
-
-    @property
-    def _rows(self) -> ArrayRows | ListRows:
-        rows = self._made_rows
-        if rows is None:
-            packed = self._packed
-            rows = self._made_rows  # again: of two threads that read, one may have been here and let go of the bytes
-            if rows is None:
-                if isinstance(packed, PackedBlock):
-                    rows = self._made_rows = packed.unpack()
-                else:
-                    rows = self._made_rows = unpack(packed, self._texts, self._first_row)
-                    self._packed = b""
-        return rows
-
-    def _pack(self) -> PackedBlock:
-        """Return the rows of a step in the form that many sequences take theirs from."""
-        return self._get_packed_block() or PackedBlock.of(self._get_arrays())
-
-    def _get_packed_block(self) -> PackedBlock | None:
-        """Return the rows as they came, if that was packed."""
-        packed = getattr(self, "_packed", None)
-        return packed if isinstance(packed, PackedBlock) else None
-
-    def _get_packed_row(self) -> bytes | None:
-        """Return the one row there is as it came, if that was packed and nobody has looked at it."""
-        packed = getattr(self, "_packed", None)  # first: another thread that reads lets go of it after it made the rows
-        return packed if isinstance(packed, bytes) and self._made_rows is None else None
 
     @classmethod
     def from_arrays(
@@ -138,112 +113,132 @@ class FlatLogprobs(MutableSequence["LogprobsOnePosition | None"]):
         ranks: np.ndarray,  # [num_entries] int32
         *,
         num_none: int = 0,
-        chosen_token_ids: np.ndarray | None = None,  # [num_rows], with in_id_order
-        in_id_order: bool = False,
     ) -> "FlatLogprobs":
-        """Return frozen rows over these arrays, which nobody may write to afterwards.
-
-        Rows are in reading order (chosen token first), or with `in_id_order` in rising order of ids, chosen token
-        included: then the reader makes the falling order, by rank.
-        """
-        row_starts = np.asarray(row_starts, np.int64)
-        token_ids = np.asarray(token_ids, np.int32)
+        """Return frozen rows that are copied out of arrays, the chosen token of each first."""
         assert row_starts[-1] <= len(token_ids) == len(values) == len(ranks), "rows reach beyond their entries"
-        chosen_at = None
-        if in_id_order:
-            assert chosen_token_ids is not None, "rows in id order need their chosen tokens"
-            chosen = np.repeat(np.asarray(chosen_token_ids), np.diff(row_starts))
-            chosen_at = np.flatnonzero(token_ids[row_starts[0] : row_starts[-1]] == chosen) + row_starts[0]
-            assert len(chosen_at) == len(row_starts) - 1, "each row holds its chosen token once"
-        rows = ArrayRows(row_starts, token_ids, np.asarray(values, np.float32), np.asarray(ranks, np.int32), chosen_at)
-        return cls._of(rows.with_none_positions(num_none) if num_none else rows)
-
-    @classmethod
-    def from_full_rows(
-        cls,
-        chosen_token_ids: np.ndarray,  # [num_rows] int32
-        values: np.ndarray,  # [num_rows, vocab_size] float32
-        ranks: np.ndarray,  # [num_rows, vocab_size] int32
-        num_none: int = 0,
-    ) -> "FlatLogprobs":
-        """Return frozen rows of the whole vocabulary over these arrays, which nobody may write to afterwards."""
-        num_rows, vocab_size = values.shape
-        row_starts = np.arange(num_rows + 1, dtype=np.int64) * vocab_size
-        chosen_at = row_starts[:-1] + np.asarray(chosen_token_ids, np.int64)
-        flat_values = np.asarray(values, np.float32).reshape(-1)
-        flat_ranks = np.asarray(ranks, np.int32).reshape(-1)
-        rows = ArrayRows(row_starts, None, flat_values, flat_ranks, chosen_at)
-        return cls._of(rows.with_none_positions(num_none) if num_none else rows)
-
-    @classmethod
-    def from_rectangle(
-        cls,
-        token_ids: np.ndarray,  # [num_rows, width] int32
-        values: np.ndarray,  # [num_rows, width] float32
-        ranks: np.ndarray,  # [num_rows, width] int32
-        num_entries: np.ndarray,  # [num_rows] int32: what lies beyond is left out
-    ) -> "FlatLogprobs":
-        """Return frozen ragged rows, copied out of a rectangle in reading order."""
-        return cls._of_packed(PackedBlock.of_rectangle(token_ids, values, ranks, num_entries))
+        entries = np.empty(len(token_ids), ENTRY)
+        entries["token_id"], entries["value"], entries["rank"] = token_ids, values, ranks
+        data, starts = entries.tobytes(), (np.asarray(row_starts) * ENTRY_BYTES).tolist()
+        rows: list[Row] = [NO_SCORES] * num_none
+        rows += [data[start:end] for start, end in zip(starts, starts[1:], strict=False)]
+        return cls.of_rows(rows)
 
     @classmethod
     def concatenate(cls, parts: Iterable["FlatLogprobs"]) -> "FlatLogprobs":
         """Return the positions of all parts in one frozen sequence."""
-        return cls._of(concatenate_rows([part._get_arrays() for part in parts]))
+        frozen = [part._freeze() for part in parts]
+        filled = [part for part in frozen if len(part)] or frozen[:1]
+        if len(filled) == 1:
+            return filled[0]
+        rows = [row for part in filled for row in part._list_rows()]
+        if not filled:
+            return cls.of_rows(rows)
+        first_row = filled[0]._places.start
+        at = first_row
+        for part in filled:
+            if part._texts is not filled[0]._texts or part._places != range(at, at + len(part)):
+                break
+            at += len(part)
+        else:
+            return cls.of_rows(rows, filled[0]._texts, first_row)
+        joined = JoinedTexts()
+        for part in filled:
+            joined.extend(part._texts, part._places)
+        return cls.of_rows(rows, joined if any(text is not None for text in joined.sources) else None)
 
     def take_rows(self, first: int, end: int) -> "FlatLogprobs":
-        """Return positions first … end − 1, copied: a frozen sequence that keeps nothing of this one alive."""
-        return self._of(self._get_arrays().copy_rows(first, end))
+        """Return positions first … end − 1 as a frozen sequence that keeps nothing of this one alive."""
+        part = self._freeze()[first:end]
+        rows: list[Row] = [row.copy() if isinstance(row, WholeRow) else row for row in part._list_rows()]
+        return self.of_rows(rows, part._texts, part._places.start)
 
     def with_none_positions(self, count: int) -> "FlatLogprobs":
         """Return a frozen sequence that has `count` positions without scores in front."""
-        return self._of(self._get_arrays().with_none_positions(count))
+        frozen = self._freeze()
+        rows: list[Row] = [NO_SCORES] * count
+        return self.of_rows(rows + frozen._list_rows(), frozen._texts, frozen._places.start - count)
 
     def with_text(self, texts: TokenTexts | None, first_row: int = 0) -> "FlatLogprobs":
         """Return a frozen sequence whose tokens read their text from `texts`, position 0 as its row `first_row`."""
-        return self._of(self._get_arrays().with_texts(texts, range(first_row, first_row + len(self))))
+        return self.of_rows(self._freeze()._list_rows(), texts, first_row)
+
+    # ------------------------------------------------------------ rows
+
+    @property
+    def is_frozen(self) -> bool:
+        return not isinstance(self._rows, _Lists)
+
+    @property
+    def _places(self) -> range:
+        """The numbers of frozen positions in `_texts`."""
+        first = self._first_row
+        if isinstance(self._rows, bytes):
+            return range(first, first + 1)
+        return range(self._span.start + first, self._span.stop + first, self._span.step)
+
+    def _list_rows(self) -> list[Row]:
+        """Return the rows of frozen positions."""
+        rows = self._rows
+        if isinstance(rows, bytes):
+            return [rows]
+        assert isinstance(rows, list)
+        return [rows[i] for i in self._span]
+
+    def _freeze(self) -> "FlatLogprobs":
+        """Return the same positions frozen: values rounded to float32, a missing rank as 0."""
+        lists = self._rows
+        if not isinstance(lists, _Lists):
+            return self
+        rows: list[Row] = []
+        texts: list[dict[int, str | None]] = []
+        for i in range(len(self)):
+            token_ids, values, ranks, words = lists.get(i)
+            rows.append(pack_row(token_ids, values, ranks))
+            texts.append(dict(zip(token_ids, words, strict=True)))
+        has_texts = any(text is not None for text in lists.decoded_tokens)
+        return self.of_rows(rows, StoredTexts(texts) if has_texts else None)
 
     def _get_texts(self) -> tuple[TokenTexts | None, int]:
         """Return what gives text to the tokens of contiguous rows, and the row number that position 0 has there."""
-        rows = self._made_rows
-        if rows is None:
-            return self._texts, self._first_row
-        arrays = self._get_arrays()
-        assert arrays.places.step == 1, "rows of a slice with a step don't follow each other"
-        return arrays.texts, arrays.places.start
+        frozen = self._freeze()
+        assert frozen._places.step == 1 or len(frozen) < 2, "rows of a slice with a step don't follow each other"
+        return frozen._texts, frozen._places.start
+
+    def _decode(self, row_index: int, token_ids: Sequence[int]) -> Sequence[str | None]:
+        return [None] * len(token_ids) if self._texts is None else self._texts.decode_row(row_index, token_ids)
+
+    def iter_entries(self) -> Iterator[tuple[Sequence[int], Sequence[float], Sequence[int]]]:
+        """Yield the token ids, values and ranks of each position, the chosen token first; none without scores."""
+        return map(read_entries, self._freeze()._list_rows())
 
     # ------------------------------------------------------------ numbers
 
     @property
-    def is_frozen(self) -> bool:
-        return isinstance(self._rows, ArrayRows)
-
-    @property
     def num_none(self) -> int:
         """How many positions without scores stand in front."""
-        row_starts = self._get_arrays().row_starts
-        return int(np.searchsorted(row_starts, row_starts[0], side="right")) - 1
+        rows = self._freeze()._list_rows()
+        return next((i for i, row in enumerate(rows) if row), len(rows))
 
-    def row_values(self, i: int) -> Row:
+    def row_values(self, i: int) -> RowArrays:
         """Return position `i` as read-only (token_ids int32, values float32, ranks int32), chosen token first."""
-        rows = self._get_arrays()
-        return Row(*map(_make_read_only, rows.get(range(len(rows))[i])))
+        frozen = self._freeze()
+        rows = frozen._rows
+        columns = read_arrays(rows[frozen._span[i]] if isinstance(rows, list) else frozen._list_rows()[i])
+        for column in columns:
+            column.flags.writeable = False
+        return columns
 
     def chosen_values(self) -> np.ndarray:
         """Return the chosen tokens' values, read-only; NaN for a position without scores."""  # [len(self)] float32
-        return _make_read_only(self._get_arrays().get_chosen_values())
-
-    def to_arrays(self) -> LogprobArrays:
-        """Return all positions as read-only flat arrays, chosen token first."""
-        rows = self._get_arrays().in_reading_order()
-        assert rows.token_ids is not None
-        return LogprobArrays(*map(_make_read_only, (rows.row_starts, rows.token_ids, rows.values, rows.ranks)))
+        values = np.array(list(map(read_chosen_value, self._freeze()._list_rows())), np.float32)
+        values.flags.writeable = False
+        return values
 
     def to_numpy(self) -> LogprobColumns:
         """Return all positions as compact arrays of the caller's own, chosen token first."""
-        rows = self._get_arrays().in_reading_order()
-        assert rows.token_ids is not None
-        return LogprobColumns(*map(np.array, (rows.row_starts, rows.token_ids, rows.values, rows.ranks)))
+        return join_columns(self._freeze()._list_rows())
+
+    to_arrays = to_numpy
 
     def to_arrow(self) -> Any:
         """Return a `pyarrow.Table` with a row a position: lists `token_ids`, `logprobs` and `ranks`.
@@ -271,9 +266,6 @@ class FlatLogprobs(MutableSequence["LogprobsOnePosition | None"]):
         """Return a plain list of dictionaries."""
         return list(self)
 
-    def _get_arrays(self) -> ArrayRows:
-        return self._rows if isinstance(self._rows, ArrayRows) else self._rows.to_arrays()
-
     # ------------------------------------------------------------ vLLM's parallel lists
 
     @property
@@ -298,59 +290,71 @@ class FlatLogprobs(MutableSequence["LogprobsOnePosition | None"]):
 
     @property
     def decoded_tokens(self) -> list[str | None]:
-        rows = self._rows
-        if isinstance(rows, ListRows):
-            return rows.decoded_tokens
-        return [text for i, (token_ids, _, _) in enumerate(rows.iterate()) for text in rows.get_texts(i, token_ids)]
+        if isinstance(self._rows, _Lists):
+            return self._rows.decoded_tokens
+        places = zip(self._places, self.iter_entries(), strict=True)
+        return [text for place, (token_ids, _, _) in places if token_ids for text in self._decode(place, token_ids)]
 
-    def _get_lists(self) -> ListRows:
+    def _get_lists(self) -> _Lists:
         """Return the lists themselves, or fresh ones of a frozen sequence (without texts)."""
-        if isinstance(self._rows, ListRows):
+        if isinstance(self._rows, _Lists):
             return self._rows
-        rows = self._rows.in_reading_order()
-        starts, token_ids, values, ranks = rows.starts, rows.token_ids, rows.values, rows.ranks
-        assert token_ids is not None
-        return ListRows(starts[:-1], starts[1:], token_ids.tolist(), values.tolist(), ranks.tolist(), [])
+        columns = self.to_numpy()
+        starts = columns.row_starts.tolist()
+        entries = (columns.token_ids.tolist(), columns.logprobs.tolist(), columns.ranks.tolist())
+        return _Lists(starts[:-1], starts[1:], *entries, [])
 
     # ------------------------------------------------------------ a sequence of dictionaries
 
     def __len__(self) -> int:
         rows = self._rows
-        return len(rows) if isinstance(rows, ArrayRows) else len(rows.start_indices)
+        if isinstance(rows, bytes):
+            return 1
+        return len(self._span) if isinstance(rows, list) else len(rows.start_indices)
 
     @overload
     def __getitem__(self, index: int) -> LogprobsOnePosition | None: ...
     @overload
     def __getitem__(self, index: slice) -> "FlatLogprobs": ...
     def __getitem__(self, index: int | slice) -> "LogprobsOnePosition | None | FlatLogprobs":
+        rows = self._rows
         if isinstance(index, slice):
-            return self._of(self._rows.select(index))
+            if isinstance(rows, bytes):
+                return self.of_rows([rows], self._texts, self._first_row, range(1)[index])
+            if isinstance(rows, list):
+                return self.of_rows(rows, self._texts, self._first_row, self._span[index])
+            selected = FlatLogprobs()
+            for i in range(len(self))[index]:
+                selected.append_fast(*rows.get(i))
+            return selected
         if not hasattr(index, "__index__"):
             raise TypeError(f"positions are integers or slices; got {type(index).__name__}")
         length = len(self)
         i = index.__index__()
         if not -length <= i < length:
             raise IndexError(f"position {i} of {length}")
-        return self._read(i % length)
+        if isinstance(rows, _Lists):
+            return _make_position(*rows.get(i % length))
+        if isinstance(rows, bytes):
+            return self._read(rows, self._first_row)
+        number = self._span[i]
+        return self._read(rows[number], self._first_row + number)
 
     def __iter__(self) -> Iterator[LogprobsOnePosition | None]:
         rows = self._rows
-        if isinstance(rows, ArrayRows):
-            for i, (token_ids, values, ranks) in enumerate(rows.iterate()):
-                yield _make_position(token_ids, values, ranks, rows.get_texts(i, token_ids))
+        if not isinstance(rows, _Lists):
+            yield from map(self._read, self._list_rows(), self._places)
             return
         i = 0
         while i < len(rows.start_indices):  # asked again each time, as a list's own iterator does
             yield _make_position(*rows.get(i))
             i += 1
 
-    def _read(self, i: int) -> LogprobsOnePosition | None:
-        rows = self._rows
-        if not isinstance(rows, ArrayRows):
-            return _make_position(*rows.get(i))
-        row = rows.get(i)
-        token_ids = row.token_ids.tolist()
-        return _make_position(token_ids, row.values.tolist(), row.ranks.tolist(), rows.get_texts(i, token_ids))
+    def _read(self, row: Row, place: int) -> LogprobsOnePosition | None:
+        if not row:
+            return None
+        token_ids, values, ranks = read_entries(row)
+        return _make_position(token_ids, values, ranks, self._decode(place, token_ids))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, (FlatLogprobs, list)):
@@ -389,10 +393,13 @@ class FlatLogprobs(MutableSequence["LogprobsOnePosition | None"]):
         return self if self.is_frozen else self[:]
 
     def __reduce__(self) -> Any:
-        if isinstance(self._rows, ListRows):
+        if isinstance(self._rows, _Lists):
             return FlatLogprobs, tuple(self._rows)
-        rows = self._rows.copy_rows(0, len(self)).with_stored_texts()
-        return _rebuild, (rows.row_starts, rows.token_ids, rows.values, rows.ranks, rows.chosen_at, rows.texts)
+        if self._texts is None:
+            return FlatLogprobs.of_rows, (self._list_rows(),)
+        entries = zip(self._places, self.iter_entries(), strict=True)
+        words = [dict(zip(ids, self._decode(place, ids) if ids else (), strict=True)) for place, (ids, _, _) in entries]
+        return FlatLogprobs.of_rows, (self._list_rows(), StoredTexts(words))
 
     # ------------------------------------------------------------ growing
 
@@ -414,9 +421,15 @@ class FlatLogprobs(MutableSequence["LogprobsOnePosition | None"]):
         decoded_tokens: Sequence[str | None],
     ) -> None:
         """Add one position by its columns."""
-        if not isinstance(self._rows, ListRows):
+        lists = self._rows
+        if not isinstance(lists, _Lists):
             self._refuse()
-        self._rows.append(token_ids, logprobs, list(ranks), list(decoded_tokens))
+        lists.start_indices.append(len(lists.token_ids))
+        lists.token_ids.extend(token_ids)
+        lists.logprobs.extend(logprobs)
+        lists.ranks.extend(ranks)
+        lists.decoded_tokens.extend(decoded_tokens)
+        lists.end_indices.append(len(lists.token_ids))
 
     def extend(self, values: Iterable[LogprobsOnePosition | None]) -> None:
         if self.is_frozen:
@@ -447,26 +460,9 @@ PromptLogprobs = FlatLogprobs | list[LogprobsOnePosition | None]
 
 
 def _make_position(
-    token_ids: list[int], values: list[float], ranks: Sequence[int | None], texts: Sequence[str | None]
+    token_ids: Sequence[int], values: Sequence[float], ranks: Sequence[int | None], texts: Sequence[str | None]
 ) -> LogprobsOnePosition | None:
     return dict(zip(token_ids, map(Logprob, values, ranks, texts), strict=True)) if token_ids else None
-
-
-def _make_read_only(array: np.ndarray) -> np.ndarray:
-    view: np.ndarray = array.view()
-    view.flags.writeable = False
-    return view
-
-
-def _rebuild(
-    row_starts: np.ndarray,
-    token_ids: np.ndarray | None,
-    values: np.ndarray,
-    ranks: np.ndarray,
-    chosen_at: np.ndarray | None,
-    texts: TokenTexts | None,
-) -> FlatLogprobs:
-    return FlatLogprobs._of(ArrayRows(row_starts, token_ids, values, ranks, chosen_at, texts))
 
 
 def _show_position(position: LogprobsOnePosition | None, limit: int = 2) -> str:
