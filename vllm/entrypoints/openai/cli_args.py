@@ -163,60 +163,35 @@ def _add_network_flags(parser: argparse.ArgumentParser) -> None:
     _add(group, "--port", "port to listen on; 0 takes a free one", kind=int)
     _add(group, "--uds", "path of a unix socket to listen on, in place of host and port")
     _add(group, "--root-path", "path under which a proxy shows the server")
-    _add(
-        group,
-        "--api-key",
-        "keys, one of which a client must send (VLLM_API_KEY is one more)",
-        nargs="+",
-        action="extend",
-    )
+    words: dict[str, Any] = {"nargs": "+", "action": "extend"}
+    _add(group, "--api-key", "keys, one of which a client must send (VLLM_API_KEY is one more)", **words)
     for name in ("origins", "methods", "headers"):
-        _add(
-            group,
-            f"--allowed-{name}",
-            f"CORS: {name} that a browser may use, as words or a JSON list",
-            nargs="+",
-            action="extend",
-        )
+        _add(group, f"--allowed-{name}", f"CORS: {name} that a browser may use, as words or a JSON list", **words)
     _add_switch(group, "--allow-credentials", "CORS: let browsers send cookies and keys")
     _add(group, "--ssl-keyfile", "key for TLS")
     _add(group, "--ssl-certfile", "certificate for TLS")
     _add(group, "--ssl-ca-certs", "certificates that clients must be signed by")
-    _add(
-        group,
-        "--uvicorn-log-level",
-        "what the HTTP server logs",
-        choices=("critical", "error", "warning", "info", "debug", "trace"),
-    )
+    levels = ("critical", "error", "warning", "info", "debug", "trace")
+    _add(group, "--uvicorn-log-level", "what the HTTP server logs", choices=levels)
     _add_switch(group, "--disable-uvicorn-access-log", "no line in the log for each request")
     _add_switch(group, "--disable-fastapi-docs", "no /docs and no /openapi.json")
     _add_switch(group, "--playground", "the page for people at GET /")
     _add_switch(group, "--enable-request-id-headers", "send X-Request-Id back")
     _add_switch(group, "--enable-server-load-tracking", "accepted for vLLM's sake: /load always counts")
     _add(group, "--max-request-body-bytes", "largest body of a request", kind=int)
-    _add(
-        group, "--shutdown-timeout", "seconds that running requests may still take at SIGTERM; 0 ends them", kind=float
-    )
-    _add(
-        group,
-        "--sse-keep-alive-interval",
-        "seconds of silence after which a stream sends a comment; 0: never",
-        kind=float,
-    )
-    group.add_argument(
-        "--api-server-count", "-asc", type=int, default=argparse.SUPPRESS, metavar="INT", help="must be 1"
-    )
+    seconds = {"--shutdown-timeout": "seconds that running requests may still take at SIGTERM; 0 ends them"}
+    seconds["--sse-keep-alive-interval"] = "seconds of silence after which a stream sends a comment; 0: never"
+    for flag, help_text in seconds.items():
+        _add(group, flag, help_text, kind=float)
+    count: dict[str, Any] = {"type": int, "default": argparse.SUPPRESS, "metavar": "INT"}
+    group.add_argument("--api-server-count", "-asc", help="must be 1", **count)
 
 
 def _add_answer_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("answers")
     _add(group, "--chat-template", "file with a chat template, or the template itself, in place of the model's")
-    _add(
-        group,
-        "--chat-template-content-format",
-        "how a template sees the parts of a message: as one string",
-        choices=("auto", "string"),
-    )
+    parts = "how a template sees the parts of a message: as one string"
+    _add(group, "--chat-template-content-format", parts, choices=("auto", "string"))
     _add_switch(group, "--trust-request-chat-template", "let requests bring their own chat template (it is a program)")
     _add(group, "--response-role", "who speaks in a chat's answer")
     _add_switch(group, "--return-tokens-as-token-ids", 'name tokens "token_id:N" in logprobs')
