@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from vllm.config import ModelConfig
 from vllm.entrypoints.openai.protocol import GenerationRequest
 from vllm.exceptions import VLLMValidationError
+from vllm.inputs import ParsedPrompt
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
 
@@ -23,14 +23,9 @@ class Prompt:
     text: str | None = None  # as it came; None for one that came as token ids, or was cut
     cache_salt: str | None = None
 
-    def as_input(self) -> dict[str, Any]:
+    def as_input(self) -> ParsedPrompt:
         """Return the form that the engine's `generate` takes."""
-        prompt: dict[str, Any] = {"prompt_token_ids": self.token_ids}
-        if self.text is not None:
-            prompt["prompt"] = self.text
-        if self.cache_salt is not None:
-            prompt["cache_salt"] = self.cache_salt
-        return prompt
+        return ParsedPrompt(self.text, self.token_ids, self.cache_salt)
 
 
 class PromptReader:

@@ -18,6 +18,7 @@ import numpy as np
 
 from vllm.entrypoints.scoring.pairs import ContextKey, ScoredPair
 from vllm.entrypoints.scoring.results import ContinuationScore
+from vllm.inputs import ParsedPrompt
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS, RequestOutputKind, SamplingParams
 
@@ -36,10 +37,9 @@ class BatchedRequest(NamedTuple):
     after: int | None  # the request that must have ended before it starts
     num_new_tokens: int  # that no request before it computes, as far as is known here
 
-    def as_input(self) -> dict[str, Any]:
+    def as_input(self) -> ParsedPrompt:
         """Return the form that the engine takes."""
-        prompt: dict[str, Any] = {"prompt_token_ids": self.token_ids}
-        return prompt if self.cache_salt is None else {**prompt, "cache_salt": self.cache_salt}
+        return ParsedPrompt(None, self.token_ids, self.cache_salt)
 
 
 @dataclass(slots=True)
