@@ -33,10 +33,11 @@ from vllm.v1.engine.wire import (
     AddRequest,
     Answer,
     Call,
+    Decoder,
     Encoder,
+    MessageFromCore,
     Refused,
     StepDone,
-    make_decoder_of_letters_from_core,
 )
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.messages import EngineCoreRequest, FinishReason, ModelRunnerOutput, SchedulerOutput
@@ -370,7 +371,7 @@ class Loop:
         outputs, self.outputs = self._make_pair("out", zmq.PUSH, zmq.PULL)
         self.core = EngineCore(config, FailingExecutor)
         self.process = EngineCoreProcess(self.core, inputs, outputs, steps_on_demand=False)
-        self.decoder = make_decoder_of_letters_from_core()
+        self.decoder = Decoder(MessageFromCore)
 
     def _make_pair(self, name: str, one: int, other: int) -> tuple[zmq.Socket, zmq.Socket]:
         sockets = (self.context.socket(one), self.context.socket(other))

@@ -28,12 +28,13 @@ from vllm.v1.engine.wire import (
     AddRequest,
     Answer,
     Call,
+    Decoder,
     Encoder,
     ErrorReport,
+    MessageFromCore,
+    MessageToCore,
     StartUp,
     StepDone,
-    make_decoder_of_letters_from_core,
-    make_decoder_of_letters_to_core,
     read_unreadable_request,
 )
 from vllm.v1.messages import (
@@ -50,13 +51,13 @@ from vllm.v1.messages import (
 VOCAB = 7
 
 
-def send(letter: Any, shift: int = 0) -> Any:
-    """Return what arrives of a letter from the core; each frame begins `shift` bytes off a fresh buffer's start."""
+def send(message: Any, shift: int = 0) -> Any:
+    """Return what arrives of a message from the core; each frame begins `shift` bytes off a fresh buffer's start."""
     frames = []
-    for frame in Encoder().encode(letter):
+    for frame in Encoder().encode(message):
         moved = bytearray(shift) + bytes(frame)
         frames.append(memoryview(moved)[shift:])
-    return make_decoder_of_letters_from_core().decode(frames)
+    return Decoder(MessageFromCore).decode(frames)
 
 
 def make_outputs(**blocks: Any) -> EngineCoreOutputs:
@@ -150,10 +151,10 @@ def test_arrays_travel_beside_the_message_and_are_not_copied_into_it() -> None:
 
 def test_whatever_else_an_output_says_arrives() -> None:
     outputs = make_outputs()
-    letter = send(StepDone(outputs, False, 12))
-    assert letter == StepDone(outputs, False, 12)
-    assert isinstance(letter.outputs.outputs[0].finish_reason, FinishReason)
-    assert isinstance(letter.outputs.outputs[0].rows, RowRange)
+    message = send(StepDone(outputs, False, 12))
+    assert message == StepDone(outputs, False, 12)
+    assert isinstance(message.outputs.outputs[0].finish_reason, FinishReason)
+    assert isinstance(message.outputs.outputs[0].rows, RowRange)
 
 
 def test_a_request_arrives_with_its_resolved_params_and_64_bit_seeds() -> None:
@@ -190,7 +191,7 @@ def test_a_request_arrives_with_its_resolved_params_and_64_bit_seeds() -> None:
         bad_words_token_ids=[[1, 2]],
         cache_salt="s",
     )
-    arrived = make_decoder_of_letters_to_core().decode(Encoder().encode(AddRequest(request)))
+    arrived = Decoder(MessageToCore).decode(Encoder().encode(AddRequest(request)))
     assert arrived == AddRequest(request)
     assert arrived.request.sampling_params.bad_words_token_ids == params.bad_words_token_ids
 
@@ -201,7 +202,7 @@ def test_a_request_that_breaks_a_rule_on_arrival_can_still_be_answered() -> None
     request = EngineCoreRequest(request_id="r", prompt_token_ids=[1], sampling_params=params, seeds=[1, 2])
     frames = Encoder().encode(AddRequest(request))
     with pytest.raises(msgspec.ValidationError, match="temperature"):
-        make_decoder_of_letters_to_core().decode(frames)
+        Decoder(MessageToCore).decode(frames)
     assert read_unreadable_request(frames) == ("r", 2)
     assert read_unreadable_request(Encoder().encode(Call(1, "get_stats"))) is None
 
@@ -217,7 +218,7 @@ def test_an_encoder_is_good_after_a_refusal() -> None:
     with pytest.raises(TypeError):
         encoder.encode(Answer(1, [np.zeros(3), object()]))
     frames = encoder.encode(Answer(2, {"a": [np.arange(6).reshape(2, 3), np.float32(0.5)], "b": np.zeros(0)}))
-    answer = make_decoder_of_letters_from_core().decode(frames)
+    answer = Decoder(MessageFromCore).decode(frames)
     assert answer.number == 2
     assert answer.value["a"][0].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert answer.value["a"][1] == 0.5 and answer.value["b"].shape == (0,)

@@ -27,12 +27,13 @@ from vllm.exceptions import VLLMServerError
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.wire import (
     MAX_WAITING_OUTPUTS,
+    Decoder,
     Encoder,
     Failed,
     Frame,
+    MessageFromCore,
     Ready,
     StartUp,
-    make_decoder_of_letters_from_core,
 )
 from vllm.v1.messages import EngineCoreReady
 
@@ -53,7 +54,7 @@ class CoreProcess:
     def __init__(self, vllm_config: VllmConfig, *, steps_on_demand: bool) -> None:
         self._folder = _make_folder()
         self._encoder = Encoder()
-        self._decoder = make_decoder_of_letters_from_core()
+        self._decoder = Decoder(MessageFromCore)
         start_up = StartUp(
             vllm_config=_leave_out_hf_config(vllm_config),
             folder=self._folder,

@@ -28,16 +28,17 @@ from vllm.v1.engine.wire import (
     AddRequest,
     Answer,
     Call,
+    Decoder,
     Encoder,
     ErrorReport,
     Failed,
     Frame,
+    MessageToCore,
     Ready,
     Refused,
     RunStep,
     StartUp,
     StepDone,
-    make_decoder_of_letters_to_core,
     read_unreadable_request,
 )
 from vllm.v1.executor.factory import get_executor_class
@@ -62,7 +63,7 @@ class EngineCoreProcess:
         self._outputs = outputs
         self._steps_on_demand = steps_on_demand
         self._encoder = Encoder()
-        self._decoder = make_decoder_of_letters_to_core()
+        self._decoder = Decoder(MessageToCore)
         self._is_stale = False  # the front end's last word on what runs and waits is out of date
         self._num_taken = 0  # sequences
         self._num_failed_steps = 0  # in a row

@@ -3,7 +3,7 @@
     front end ──AddRequest, AbortRequests, RunStep, Call──▶ core process
     front end ◀──Ready, StepDone, Refused, Answer, Failed── core process
 
-A letter is one message of several frames: the first is msgpack, the others are the arrays that it names, as they lie in
+A message has several frames: the first is msgpack, the others are the arrays that it names, as they lie in
 memory. Nothing is ever pickled: what can't be written this way is refused with a TypeError.
 """
 
@@ -36,7 +36,7 @@ class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, error: BaseException) -> "ErrorReport":
-        """Return what of `error` can be told."""
+        """Return what of `error` can travel."""
         if isinstance(error, VLLMValidationError):
             return cls(
                 kind=type(error).__name__,
@@ -101,7 +101,7 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
     args: list[Any] = []
 
 
-LetterToCore = AddRequest | AbortRequests | RunStep | Call
+MessageToCore = AddRequest | AbortRequests | RunStep | Call
 
 
 # ---------------------------------------------------------------- core → front end
@@ -137,27 +137,27 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     is_end: bool = False  # the core process ends
 
 
-LetterFromCore = Ready | StepDone | Refused | Answer | Failed
+MessageFromCore = Ready | StepDone | Refused | Answer | Failed
 
 
-# ---------------------------------------------------------------- letters ↔ frames
+# ---------------------------------------------------------------- messages ↔ frames
 
 
 class Encoder:
-    """Writes letters. Not for several threads at once."""
+    """Writes messages. Not for several threads at once."""
 
     def __init__(self) -> None:
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._encode_other)
         self._arrays: list[Frame] = []
 
-    def encode(self, letter: Any) -> list[Frame]:
+    def encode(self, message: Any) -> list[Frame]:
         """Return the frames; those of arrays are views, so nobody may write to the arrays before they are sent.
 
         Raises:
             TypeError: something in it can't travel.
         """
         self._arrays = []
-        head = self._encoder.encode(letter)
+        head = self._encoder.encode(message)
         return [head, *self._arrays]
 
     def _encode_other(self, value: Any) -> Any:
@@ -177,17 +177,17 @@ class Encoder:
 
 
 class Decoder:
-    """Reads letters of one direction. Not for several threads at once."""
+    """Reads messages of one direction. Not for several threads at once."""
 
-    def __init__(self, letter_type: Any) -> None:
-        self._decoder = msgspec.msgpack.Decoder(letter_type, dec_hook=_check_array, ext_hook=self._decode_array)
+    def __init__(self, message_type: Any) -> None:
+        self._decoder = msgspec.msgpack.Decoder(message_type, dec_hook=_check_array, ext_hook=self._decode_array)
         self._frames: Sequence[Frame] = ()
 
     def decode(self, frames: Sequence[Frame]) -> Any:
-        """Return the letter; its arrays are views of the frames, and keep them alive.
+        """Return the message; its arrays are views of the frames, and keep them alive.
 
         Raises:
-            msgspec.ValidationError: it is no letter of this direction, or a value in it breaks a rule.
+            msgspec.ValidationError: it is no message of this direction, or a value in it breaks a rule.
         """
         self._frames = frames
         try:
@@ -204,20 +204,12 @@ class Decoder:
         return array if array.flags.aligned else array.copy()
 
 
-def make_decoder_of_letters_to_core() -> Decoder:
-    return Decoder(LetterToCore)
-
-
-def make_decoder_of_letters_from_core() -> Decoder:
-    return Decoder(LetterFromCore)
-
-
 def read_unreadable_request(frames: Sequence[Frame]) -> tuple[str, int] | None:
-    """Return id and number of sequences of an AddRequest that could not be decoded; None for any other letter."""
-    letter = msgspec.msgpack.decode(frames[0])
-    if not isinstance(letter, dict) or letter.get("type") != "add":
+    """Return id and number of sequences of an AddRequest that could not be decoded; None for any other message."""
+    message = msgspec.msgpack.decode(frames[0])
+    if not isinstance(message, dict) or message.get("type") != "add":
         return None
-    request = letter["request"]
+    request = message["request"]
     return request["request_id"], len(request["seeds"])
 
 
