@@ -14,6 +14,7 @@ from tests.tiny_tokenizers import write_tiny_tokenizer
 _CONFIGS = {
     "LlamaForCausalLM": transformers.LlamaConfig,
     "MistralForCausalLM": transformers.MistralConfig,
+    "Phi3ForCausalLM": transformers.Phi3Config,
     "Qwen2ForCausalLM": transformers.Qwen2Config,
     "Qwen3ForCausalLM": transformers.Qwen3Config,
 }

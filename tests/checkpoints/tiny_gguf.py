@@ -17,12 +17,14 @@ _NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
 
@@ -49,7 +51,7 @@ def write_tiny_gguf(
     extra: further F32 tensors; numbers: further metadata (int, float or str), without the architecture's prefix.
     """
     config = json.loads((folder / "config.json").read_text())
-    arch = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}[config["model_type"]]
+    arch = {"llama": "llama", "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3"}[config["model_type"]]
     writer = gguf.GGUFWriter(path, arch)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])

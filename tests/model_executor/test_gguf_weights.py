@@ -26,7 +26,9 @@ IDS = [5, 9, 300, 44, 501, 12, 7]
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
+)
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_a_float_file_computes_what_its_folder_computes(
     tmp_path: pathlib.Path, architecture: str, is_tied: bool

@@ -14,7 +14,7 @@ from vllm.model_executor.models.registry import ModelRegistry
 from vllm.ops import torch_reference
 
 IDS = [5, 9, 300, 44, 501, 12, 7]
-ARCHITECTURES = ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
+ARCHITECTURES = ["LlamaForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
 
 
 def make_pair(
@@ -147,6 +147,7 @@ def test_the_registry_names_what_is_served() -> None:
     assert ModelRegistry.get_supported_archs() == [
         "LlamaForCausalLM",
         "MistralForCausalLM",
+        "Phi3ForCausalLM",
         "Qwen2ForCausalLM",
         "Qwen3ForCausalLM",
     ]

@@ -21,6 +21,7 @@ from vllm.v1.attention import make_attention_metadata
 FAMILIES: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"tie_word_embeddings": True, "mlp_bias": True},
     "MistralForCausalLM": {"sliding_window": 7},
+    "Phi3ForCausalLM": {"partial_rotary_factor": 0.5, "sliding_window": 7},
     "Qwen2ForCausalLM": {},
     "Qwen3ForCausalLM": {"head_dim": 16},
 }

@@ -25,6 +25,12 @@ VARIANTS = {
     "mistral": ("MistralForCausalLM", {}),
     "mistral, window": ("MistralForCausalLM", {"sliding_window": 9}),
     "mistral, window of one": ("MistralForCausalLM", {"sliding_window": 1}),
+    "phi3": ("Phi3ForCausalLM", {}),
+    "phi3, half of each head rotated, tied": (
+        "Phi3ForCausalLM",
+        {"partial_rotary_factor": 0.5, "tie_word_embeddings": True},
+    ),
+    "phi3, window": ("Phi3ForCausalLM", {"partial_rotary_factor": 0.75, "sliding_window": 9}),
     "qwen2": ("Qwen2ForCausalLM", {}),
     "qwen2, tied, window on a layer": (
         "Qwen2ForCausalLM",

@@ -16,6 +16,7 @@ _FAMILIES = "vllm.model_executor.families"
 _REGISTERED: dict[str, str | type] = {
     "LlamaForCausalLM": f"{_FAMILIES}.llama:Llama",
     "MistralForCausalLM": f"{_FAMILIES}.mistral:Mistral",
+    "Phi3ForCausalLM": f"{_FAMILIES}.phi3:Phi3",
     "Qwen2ForCausalLM": f"{_FAMILIES}.qwen2:Qwen2",
     "Qwen3ForCausalLM": f"{_FAMILIES}.qwen3:Qwen3",
 }
