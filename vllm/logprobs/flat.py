@@ -7,6 +7,7 @@ token) first, then its alternatives. The dictionaries are made when somebody loo
 import importlib
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, NamedTuple, NoReturn, overload
 
 import numpy as np
@@ -354,7 +355,8 @@ class FlatLogprobs(MutableSequence["LogprobsOnePosition | None"]):
         if not row:
             return None
         token_ids, values, ranks = read_entries(row)
-        return _make_position(token_ids, values, ranks, self._decode(place, token_ids))
+        texts = repeat(None) if self._texts is None else self._texts.decode_row(place, token_ids)
+        return dict(zip(token_ids, map(Logprob, values, ranks, texts), strict=True))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, (FlatLogprobs, list)):

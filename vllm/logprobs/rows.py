@@ -4,7 +4,6 @@ Handing a step's rows to hundreds of sequences is a loop in Python; a row that i
 the garbage collector never visits it. Numbers are read from it when somebody looks.
 """
 
-import functools
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,7 +15,8 @@ from vllm.logprobs.columns import LogprobColumns, RowArrays
 ENTRY = np.dtype([("token_id", np.int32), ("value", np.float32), ("rank", np.int32)])
 ENTRY_BYTES = ENTRY.itemsize
 EMPTY_SLOT = -1  # in place of a token id
-_MOST_UNPACKED = 64 * ENTRY_BYTES  # a longer row is read by numpy
+# By the length of a row; longer ones are read by numpy.
+_UNPACK = {num * ENTRY_BYTES: struct.Struct("=" + "ifi" * num).unpack for num in range(65)}
 _FIRST_VALUE = struct.Struct("=4xf")
 
 
@@ -61,20 +61,15 @@ def read_arrays(row: Row) -> RowArrays:
 
 def read_entries(row: Row) -> tuple[Sequence[int], Sequence[float], Sequence[int]]:
     """Return a row's token ids, values and ranks as Python numbers, the chosen token first."""
-    if isinstance(row, bytes) and len(row) <= _MOST_UNPACKED:
-        entries = _make_struct(len(row) // ENTRY_BYTES).unpack(row)
+    if isinstance(row, bytes) and (unpack := _UNPACK.get(len(row))) is not None:
+        entries = unpack(row)
         token_ids = entries[0::3]
-        if EMPTY_SLOT in token_ids:
+        if token_ids and token_ids[-1] == EMPTY_SLOT:
             end = token_ids.index(EMPTY_SLOT)
             return token_ids[:end], entries[1 : 3 * end : 3], entries[2 : 3 * end : 3]
         return token_ids, entries[1::3], entries[2::3]
     columns = read_arrays(row)
     return columns.token_ids.tolist(), columns.values.tolist(), columns.ranks.tolist()
-
-
-@functools.cache
-def _make_struct(num_entries: int) -> struct.Struct:
-    return struct.Struct("=" + "ifi" * num_entries)
 
 
 def read_chosen_value(row: Row) -> float:
@@ -87,15 +82,16 @@ def read_chosen_value(row: Row) -> float:
 
 def join_columns(rows: Sequence[Row]) -> LogprobColumns:
     """Return all rows as arrays of their own, the chosen token of each first."""
-    pieces = [row for row in rows if isinstance(row, bytes)]
     row_starts = np.zeros(len(rows) + 1, np.int64)
-    if len(pieces) == len(rows):
-        entries = np.frombuffer(b"".join(pieces), ENTRY)
-        is_entry = entries["token_id"] != EMPTY_SLOT
-        num_before = np.concatenate(([0], np.cumsum(is_entry)))
-        row_starts[1:] = num_before[np.cumsum([len(row) for row in pieces], dtype=np.int64) // ENTRY_BYTES]
-        entries = entries[is_entry]
-        return LogprobColumns(row_starts, *(np.ascontiguousarray(entries[name]) for name in ENTRY.names or ()))
+    if WholeRow not in set(map(type, rows)):
+        entries = np.frombuffer(b"".join(rows), np.int32).reshape(-1, 3)  # type: ignore[arg-type]  # bytes only
+        np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)) // ENTRY_BYTES, out=row_starts[1:])
+        is_entry = entries[:, 0] != EMPTY_SLOT
+        if not is_entry.all():
+            row_starts = np.concatenate(([0], np.cumsum(is_entry)))[row_starts]
+            entries = entries[is_entry]
+        token_ids, values, ranks = np.ascontiguousarray(entries.T)
+        return LogprobColumns(row_starts, token_ids, values.view(np.float32), ranks)
     arrays = list(map(read_arrays, rows))
     np.cumsum([len(row.token_ids) for row in arrays], out=row_starts[1:])
     return LogprobColumns(row_starts, *map(np.concatenate, zip(*arrays, strict=True)))

@@ -51,13 +51,17 @@ def read_rows(scores: FlatLogprobs, *, as_token_ids: bool = False, max_entries: 
 
 def _read_columns(scores: FlatLogprobs, max_entries: int) -> Iterator[tuple[list[int], list[float], list[int]]]:
     """Yield each position's ids, finite values and ranks."""
-    if max_entries <= _FEW_ENTRIES:
-        for row in scores.iter_entries():
-            yield [*row[0]], _list_finite(row[1]), [*row[2]]
+    if len(scores) * max_entries <= _FEW_ENTRIES:  # arrays would cost more than they save
+        for token_ids, values, ranks in scores.iter_entries():
+            yield [*token_ids], _list_finite(values), [*ranks]
         return
-    for i in range(len(scores)):
-        token_ids, values, ranks = scores.row_values(i)
-        yield token_ids.tolist(), make_finite(values).tolist(), ranks.tolist()
+    num_at_once = max(_ENTRIES_AT_ONCE // max(max_entries, 1), 1)
+    for first in range(0, len(scores), num_at_once):
+        arrays = scores[first : first + num_at_once].to_numpy()
+        starts = arrays.row_starts.tolist()
+        columns = arrays.token_ids.tolist(), make_finite(arrays.logprobs).tolist(), arrays.ranks.tolist()
+        for start, end in zip(starts, starts[1:], strict=False):
+            yield columns[0][start:end], columns[1][start:end], columns[2][start:end]
 
 
 def _list_finite(values: Iterable[float]) -> list[float]:
