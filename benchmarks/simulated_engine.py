@@ -20,7 +20,7 @@ from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
-from vllm.v1.engine.wire import Encoder, StepDone, make_decoder_of_letters_from_core
+from vllm.v1.engine.wire import Decoder, Encoder, MessageFromCore, StepDone
 from vllm.v1.messages import ModelRunnerOutput, RowRange, SampledTokens, SchedulerOutput
 
 _PROMPT_LEN = 8
@@ -99,7 +99,7 @@ class SimulatedEngine:
         self.tokenizer = tokenizer
         self._log_stats = log_stats
         self._encoder = Encoder() if has_wire else None
-        self._decoder = make_decoder_of_letters_from_core()
+        self._decoder = Decoder(MessageFromCore)
         # What a text is made of: tokens that are whole characters, and not the end.
         text_of = tokenizer.token_bytes.shown(True).text_of
         self._script = [i for i in range(tokenizer.vocab_size) if text_of[i] and i != tokenizer.eos_token_id]

@@ -64,7 +64,7 @@ class FlatLogprobs(MutableSequence["LogprobsOnePosition | None"]):
     """
 
     __slots__ = ("_first_row", "_rows", "_span", "_texts")
-    # Frozen: one row as a stream brings it, or a list that may go on growing behind the end of `_span`.
+    # Frozen: one row as a stream brings it, or a list that may grow behind the end of `_span`.
     _rows: bytes | list[Row] | _Lists
     _span: range  # which of the list's rows these are; set with a list only
     _texts: TokenTexts | None  # set with frozen rows, like the next one

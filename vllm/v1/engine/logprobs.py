@@ -8,7 +8,7 @@ from vllm.tokenizers.tokenizer import Tokenizer
 
 
 class SequenceTexts:
-    """Gives text to the scored rows of one sequence (the `TokenTexts` of vllm/logprobs.py).
+    """Gives text to the scored rows of one sequence (the `TokenTexts` of vllm/logprobs/texts.py).
 
     Row i scores token i of `token_ids`, a list that may still grow; `context` stands before it (the prompt, when the
     rows are of generated tokens). Each id of a row is decoded by itself behind the bytes of an incomplete character
