@@ -346,10 +346,10 @@ def test_an_llm_can_be_made_of_engine_args(folder: pathlib.Path) -> None:
 def test_a_forgotten_llm_gives_its_memory_back(folder: pathlib.Path) -> None:
     llm = LLM(str(folder), max_model_len=64, num_gpu_blocks_override=8)
     runner = llm.llm_engine.model_executor.driver_worker.model_runner
-    assert runner.kv_caches
+    assert runner.kv_cache.layers
     del llm
     gc.collect()
-    assert not runner.kv_caches
+    assert not runner.kv_cache.layers
 
 
 def test_importing_the_llm_loads_neither_torch_nor_transformers() -> None:

@@ -25,8 +25,8 @@ def test_logprobs_over_a_bfloat16_cache_stay_close(smollm2_llm: LLM, smollm2_fol
     ) as llm:
         narrow = llm.generate(prompts, params, use_tqdm=False)
         runner = llm.llm_engine.model_executor.driver_worker.model_runner
-        num_bytes = sum(cache.nbytes for cache in runner.kv_caches)
-        num_tokens = llm.llm_engine.vllm_config.cache_config.block_size * len(runner.kv_caches[0][0])
+        num_bytes = sum(cache.nbytes for cache in runner.kv_cache.layers)
+        num_tokens = llm.llm_engine.vllm_config.cache_config.block_size * len(runner.kv_cache.layers[0][0])
     # 30 layers, keys and values of 3 heads of 64, two bytes each
     assert num_bytes == num_tokens * 30 * 2 * 3 * 64 * 2 <= KV_BYTES < num_bytes * 1.01
 

@@ -67,7 +67,7 @@ def runner(tiny_folder: pathlib.Path) -> GPUModelRunner:
     made.load_model()
     made.allocate_workspace()
     made.allocate_batch(64)
-    made.allocate_kv_caches(64)
-    for kv_cache in made.kv_caches:
+    made.allocate_kv_cache(64)
+    for kv_cache in made.kv_cache.layers:
         kv_cache.fill_(torch.nan)
     return made

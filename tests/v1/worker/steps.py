@@ -48,6 +48,7 @@ def make_step(
     prompt_ranges: dict[str, tuple[int, int]] | None = None,
     left: list[str] | None = None,
     copies: list[tuple[int, int]] | None = None,
+    decode_batch_id: int | None = None,
 ) -> SchedulerOutput:
     """Return one step's work; new requests run all their tokens unless `num_scheduled` says otherwise."""
     new, running = new or [], running or {}
@@ -66,6 +67,7 @@ def make_step(
         prompt_ranges={name: PromptRange(*bounds) for name, bounds in (prompt_ranges or {}).items()},
         left_request_ids=left or [],
         block_copies=[BlockCopy(*pair) for pair in copies or []],
+        decode_batch_id=decode_batch_id,
     )
 
 

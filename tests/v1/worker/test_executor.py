@@ -13,6 +13,7 @@ from tests.v1.worker.steps import get_tokens, make_request, make_step
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.worker.gpu_worker import Worker
+from vllm.v1.worker.memory import run_largest_step
 
 PROMPT = [5, 9, 200, 31, 7]
 
@@ -73,7 +74,7 @@ def test_a_pool_that_keeps_no_scores_holds_more_blocks(tiny_folder: pathlib.Path
     for option in ("enable_prompt_logprobs_cache", "enable_prefix_caching"):
         executor = UniProcExecutor(make_config(tiny_folder, kv_cache_memory_bytes=40_000, **{option: False}))
         assert executor.start().num_gpu_blocks == 40_000 // KV_BYTES == 39
-        assert executor.driver_worker.model_runner.score_store is None
+        assert executor.driver_worker.model_runner.kv_cache.prompt_logprobs is None
 
 
 def test_a_pool_that_cannot_be_allocated_is_a_clear_error(tiny_folder: pathlib.Path) -> None:
@@ -123,7 +124,7 @@ def test_the_step_that_measures_a_gpus_memory_runs_and_leaves_nothing(tiny_folde
     executor = UniProcExecutor(make_config(tiny_folder, max_num_batched_tokens=150))
     executor.start()
     before = run_greedy(executor)
-    executor.driver_worker.model_runner.run_largest_step()
+    run_largest_step(executor.driver_worker.model_runner)
     assert run_greedy(executor) == before
     assert executor.driver_worker.model_runner.batch.num_reqs == 1
 
@@ -145,7 +146,7 @@ class TestSleep:
         weights = {name: value.clone() for name, value in model.state_dict().items()}
         embedding = weights["model.embed_tokens.weight"]
         executor.collective_rpc("sleep", args=(2,))
-        assert executor.driver_worker.model_runner.kv_caches == []
+        assert executor.driver_worker.model_runner.kv_cache.layers == []
         executor.collective_rpc("wake_up", args=(["weights"],))
         assert executor.is_sleeping
         executor.driver_worker.model_runner.model.load_weights([("model.embed_tokens.weight", embedding)])

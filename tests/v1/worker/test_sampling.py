@@ -14,7 +14,8 @@ from vllm.v1.sample import sampler as sampler_module
 from vllm.v1.sample.ops.logprobs import RowKind
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.gpu_input_batch import InputBatch
-from vllm.v1.worker.sampling_inputs import make_sampling_metadata, order_sampled_rows
+from vllm.v1.worker.sampled_rows import order_sampled_rows
+from vllm.v1.worker.sampling_inputs import make_sampling_metadata
 
 VOCAB = 200
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import torch
 
 from tests.v1.worker.steps import make_request
 from vllm.v1.worker.gpu_input_batch import InputBatch
-from vllm.v1.worker.sampling_inputs import SamplingInputs, make_sampling_metadata
+from vllm.v1.worker.sampling_inputs import advance_sampling_metadata, make_sampling_metadata
 
 CPU = torch.device("cpu")
 KINDS: list[dict[str, Any]] = [
@@ -41,36 +41,22 @@ def assert_equal(got: Any, expected: Any) -> None:
         assert got == expected
 
 
-def test_kept_inputs_equal_new_ones_over_a_random_walk() -> None:
+def test_metadata_that_follows_from_the_last_step_equals_new_one_over_a_random_walk() -> None:
     draw = random.Random(5)
-    batch = InputBatch(max_num_reqs=6, max_model_len=64, block_size=4, vocab_size=50)
-    inputs = SamplingInputs(batch)
     num_kept = 0
-    for step in range(600):
-        names = list(batch.row_of)
-        if draw.random() < 0.1 and len(names) < 6:
-            batch.add(make_request(f"r{step}", [1, 2, 3], **draw.choices(KINDS, (6, 6, 6, 6, 1, 1, 1, 1))[0]))
-        elif draw.random() < 0.1 and names:
-            batch.remove(draw.choice(names))
-        if not batch.num_reqs:
-            continue
-        rows = np.arange(batch.num_reqs)
-        if draw.random() < 0.2:
-            rows = np.array(draw.sample(rows.tolist(), draw.randint(1, len(rows))))
-        before = inputs._metadata
-        got = inputs.make_metadata(rows, CPU)
-        num_kept += inputs._metadata is before and before is not None
-        wanted = make_sampling_metadata(batch, rows, CPU)
-        if wanted.all_greedy:  # nobody looks at where a draw stands
-            got, wanted = (made._replace(draws=made.draws._replace(positions=rows)) for made in (got, wanted))
-        assert_equal(got, wanted)
-        growing = rows[batch.num_tokens[rows] < 60]
-        batch.append_tokens(growing, np.full(len(growing), 7, np.int32))
-    assert num_kept > 30, "the walk must come by what it is about"
-
-
-def test_another_batch_is_not_taken_for_the_one_before() -> None:
-    for kind in ({"logprobs": 2}, {}):
-        batch = InputBatch(max_num_reqs=2, max_model_len=8, block_size=4, vocab_size=50)
-        batch.add(make_request("r", [1, 2], **kind))
-        assert (SamplingInputs(batch).make_metadata(np.arange(1), CPU).score_table is None) == (not kind)
+    for _ in range(60):
+        batch = InputBatch(max_num_reqs=6, max_model_len=64, block_size=4, vocab_size=50)
+        for number in range(draw.randint(1, 6)):
+            kind = draw.choices(KINDS, (6, 6, 6, 6, 1, 1, 1, 1))[0]
+            batch.add(make_request(f"r{number}", [1, 2, 3], **kind))
+        rows = np.array(draw.sample(range(batch.num_reqs), draw.randint(1, batch.num_reqs)))
+        metadata = make_sampling_metadata(batch, rows, CPU)
+        for _ in range(8):
+            batch.append_tokens(rows, np.array([draw.randrange(50) for _ in rows], np.int32))
+            last, metadata = metadata, advance_sampling_metadata(batch, rows, metadata, CPU)
+            num_kept += metadata.draws.seeds is last.draws.seeds
+            got, wanted = metadata, make_sampling_metadata(batch, rows, CPU)
+            if wanted.all_greedy:  # nobody reads where a draw stands
+                got, wanted = (made._replace(draws=made.draws._replace(positions=rows)) for made in (got, wanted))
+            assert_equal(got, wanted)
+    assert 100 < num_kept < 400, "the walk must come by what it is about, and by the rest"

@@ -20,7 +20,7 @@ GREEDY_BELOW = 1e-5  # temperatures below it mean greedy
 
 @dataclass(slots=True)
 class BatchedRequest:
-    """The part of a request that is not a number."""
+    """The part of a request that is no column of the batch."""
 
     request_id: str
     seeds: np.ndarray  # [num_draws] int64, bits of the seed of each draw from its sampled row
@@ -38,7 +38,6 @@ class InputBatch:
         self.requests: list[BatchedRequest] = []  # by row
         self.row_of: dict[str, int] = {}  # request id → row
         self.num_with_prompt_scores = 0  # requests that ask for prompt logprobs
-        self.num_changes = 0  # how often a request came or went: until the next one, rows keep what they ask for
         # np.empty: pages of positions that no request reaches are never touched.
         self.token_ids = np.empty(
             (max_num_reqs, max_model_len + 1), dtype=np.int32
@@ -84,7 +83,6 @@ class InputBatch:
     def add(self, new: NewRequest) -> None:
         """Give `new` a row; a row that it still has is given up first."""
         self.remove(new.request_id)
-        self.num_changes += 1
         row = self.num_reqs
         assert row < self.max_num_reqs, (
             f"the batch holds {self.max_num_reqs} requests; {new.request_id} is one too many"
@@ -149,7 +147,6 @@ class InputBatch:
         row = self.row_of.pop(request_id, None)
         if row is None:
             return
-        self.num_changes += 1
         self.num_with_prompt_scores -= int(self.prompt_kind[row] != RowKind.NONE)
         last = self.num_reqs - 1
         moved = self.requests.pop()

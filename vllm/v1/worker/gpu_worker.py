@@ -12,7 +12,7 @@ from vllm.model_executor.model_loader import resolve_dtype
 from vllm.plugins import load_general_plugins
 from vllm.v1.messages import EngineCoreReady, ModelRunnerOutput, SchedulerOutput
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-from vllm.v1.worker.memory import Memory, choose_kv_bytes, get_usable_blocks, plan_kv_cache
+from vllm.v1.worker.memory import Memory, choose_kv_bytes, get_usable_blocks, plan_kv_cache, run_largest_step
 
 logger = init_logger(__name__)
 
@@ -47,7 +47,7 @@ class Worker:
         runner.load_model()
         runner.allocate_workspace()
         memory = self._measure_memory()
-        bytes_per_block = runner.kv_bytes_per_block()
+        bytes_per_block = runner.kv_cache.count_block_bytes(runner.model.get_cache_specs())
         kv_bytes = choose_kv_bytes(
             self.vllm_config.cache_config,
             memory,
@@ -62,7 +62,7 @@ class Worker:
                 self.vllm_config.model_config.max_model_len,
                 plan.max_model_len,
             )
-        self._allocate_kv_caches()
+        self._allocate_kv_cache()
         runner.allocate_batch(plan.max_model_len)
         if self.device.type == "cpu":
             host_memory.keep_freed_memory()
@@ -100,18 +100,19 @@ class Worker:
         torch.cuda.synchronize(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
-        kv_bytes = self.model_runner.run_largest_step()
+        kv_bytes = run_largest_step(self.model_runner)
         torch.cuda.synchronize(self.device)
         peak = torch.cuda.max_memory_allocated(self.device) - before - kv_bytes
         self._return_device_memory()
         free, total = torch.cuda.mem_get_info(self.device)
         return Memory(total, max(0, free - peak - spare), total - free + peak + spare)
 
-    def _allocate_kv_caches(self) -> None:
+    def _allocate_kv_cache(self) -> None:
+        runner = self.model_runner
         try:
-            self.model_runner.allocate_kv_caches(self.num_blocks)
+            runner.allocate_kv_cache(self.num_blocks)
         except (RuntimeError, MemoryError) as error:  # torch has no narrower type for a CPU allocation that fails
-            num_bytes = self.num_blocks * self.model_runner.kv_bytes_per_block()
+            num_bytes = self.num_blocks * runner.kv_cache.count_block_bytes(runner.model.get_cache_specs())
             raise VLLMValidationError(
                 f"the KV cache of {num_bytes} bytes can't be allocated on {self.device}; give it less "
                 "(kv_cache_memory_bytes, VLLM_CPU_KVCACHE_SPACE or gpu_memory_utilization)",
@@ -121,10 +122,10 @@ class Worker:
 
     # ------------------------------------------------------------ steps
 
-    def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         if self._asleep:
             raise RuntimeError(f"the engine sleeps ({', '.join(sorted(self._asleep))}); call wake_up first")
-        return self.model_runner.execute_model(step)
+        return self.model_runner.execute_model(scheduler_output)
 
     def invalidate_model(self) -> None:
         """Take note that a caller's own code has run here, which may have changed the model."""
@@ -145,7 +146,7 @@ class Worker:
         if level not in (1, 2):
             raise VLLMValidationError("level must be 1 or 2", parameter="level", value=level)
         runner = self.model_runner
-        runner.drop_kv_caches()
+        runner.kv_cache.drop()
         if "weights" not in self._asleep:
             self._sleep_level = level
             if level == 2:
@@ -169,7 +170,7 @@ class Worker:
                 self.model_runner.model.to(self.device)
             self._asleep.discard("weights")
         if "kv_cache" in wanted & self._asleep:
-            self._allocate_kv_caches()
+            self._allocate_kv_cache()
             self._asleep.discard("kv_cache")
 
     def shutdown(self) -> None:

@@ -2,8 +2,12 @@
 
 from typing import NamedTuple
 
+import numpy as np
+import torch
+
 from vllm.config import CacheConfig, VllmConfig
 from vllm.exceptions import VLLMValidationError
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 GIB = 1 << 30
 MAX_DEFAULT_CPU_BYTES = 4 * GIB
@@ -88,3 +92,21 @@ def plan_kv_cache(vllm_config: VllmConfig, kv_bytes: int, bytes_per_block: int) 
             value=max_model_len,
         )
     return KVPlan(num_blocks, min(max_model_len, num_tokens))
+
+
+@torch.inference_mode()
+def run_largest_step(runner: GPUModelRunner) -> int:
+    """Run a step of max_num_batched_tokens positions, to see what steps take; returns the bytes of its own KV."""
+    config, block_size, device = runner.vllm_config, runner.block_size, runner.device
+    num_tokens = config.scheduler_config.max_num_batched_tokens
+    longest = min(num_tokens, config.model_config.max_model_len)
+    query_lens = np.array([min(longest, num_tokens - first) for first in range(0, num_tokens, longest)], dtype=np.int32)
+    max_blocks = -(-longest // block_size)
+    tables = np.arange(len(query_lens) * max_blocks, dtype=np.int32).reshape(len(query_lens), max_blocks)
+    layers = runner.kv_cache.make_layers(runner.model.get_cache_specs(), tables.size)
+    attn = runner.backend.make_metadata(query_lens, query_lens, tables, block_size, device)
+    positions = torch.from_numpy(attn.host.positions).to(device)
+    hidden = runner.model(torch.zeros_like(positions), positions, layers, attn)
+    rows = hidden[: runner.workspace_rows]
+    runner.model.compute_logits(rows, out=runner.workspace[: len(rows)])
+    return sum(layer.nbytes for layer in layers)

@@ -12,7 +12,6 @@ import numpy as np
 from vllm.v1.messages import PromptRange
 from vllm.v1.sample.ops.logprobs import RowKind, ScoreTable
 from vllm.v1.worker.gpu_input_batch import InputBatch
-from vllm.v1.worker.step_inputs import StepInputs
 
 WORKSPACE_BYTES = 48 << 20
 MIN_WORKSPACE_ROWS = 16
@@ -118,17 +117,6 @@ def iter_kept_answers(batch: InputBatch, ranges: dict[str, PromptRange], num_kep
             as_logits=as_logits,
             owners=[OwnedRows(name, count, RowKind.TOP) for name, count in zip(request_ids, counts, strict=True)],
         )
-
-
-def find_hidden_rows(inputs: StepInputs, chunk: PromptChunk) -> np.ndarray:  # [num_rows] int64
-    """Return the rows of the step's hidden states that predict a chunk's tokens."""
-    place = np.full(int(inputs.rows.max()) + 1, -1, dtype=np.int64)
-    place[inputs.rows] = np.arange(len(inputs.rows))
-    index = place[chunk.rows]
-    offsets = chunk.positions - 1 - inputs.first_positions[index]
-    hidden_rows = inputs.query_starts[index] + offsets
-    assert (offsets >= 0).all() and (hidden_rows < inputs.query_starts[index + 1]).all(), "a row is not in this step"
-    return hidden_rows
 
 
 def _group_by_kind(batch: InputBatch, ranges: dict[str, PromptRange], num_kept: int) -> dict[_Group, list[str]]:

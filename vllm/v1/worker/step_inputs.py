@@ -1,4 +1,4 @@
-"""From a scheduler's step to what the model reads; one pass over arrays, nothing a token."""
+"""From the scheduler's output to what the model and the sampler read; one pass over arrays, nothing a token."""
 
 from typing import NamedTuple
 
@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from vllm.v1.attention import AttentionBackend, AttentionMetadata
-from vllm.v1.messages import BlockCopy, SchedulerOutput
+from vllm.v1.messages import SchedulerOutput
 from vllm.v1.worker.gpu_input_batch import InputBatch
-from vllm.v1.worker.score_store import ScoreStore
+from vllm.v1.worker.sampled_rows import SampledChunk, advance_sampled_chunk, make_sampled_chunks
 
 
 class StepInputs(NamedTuple):
@@ -18,120 +18,103 @@ class StepInputs(NamedTuple):
     rows: np.ndarray  # [num_reqs] int64, rows of the batch
     first_positions: np.ndarray  # [num_reqs] int32, positions computed before this step
     query_starts: np.ndarray  # [num_reqs + 1] int64, where each one's tokens start
-    is_sampled: np.ndarray  # [num_reqs] bool
     input_ids: torch.Tensor  # [num_tokens] int64, device
     positions: torch.Tensor  # [num_tokens] int64, device
     attn: AttentionMetadata
+    sampled: list[SampledChunk]  # of those that have reached their end
+
+    def find_hidden_rows(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:  # [num] int64 each → [num] int64
+        """Return the rows of the step's hidden states at these positions of rows of the batch."""
+        place = np.full(int(self.rows.max()) + 1, -1, dtype=np.int64)
+        place[self.rows] = np.arange(len(self.rows))
+        index = place[rows]
+        offsets = positions - self.first_positions[index]
+        hidden_rows = self.query_starts[index] + offsets
+        assert (offsets >= 0).all() and (hidden_rows < self.query_starts[index + 1]).all(), "a row is not in this step"
+        return hidden_rows
 
 
-def make_step_inputs(
-    batch: InputBatch, step: SchedulerOutput, backend: AttentionBackend, block_size: int, device: torch.device
-) -> StepInputs:
-    """Gather the step's tokens, positions and block tables from the batch; some request has a position to run."""
-    scheduled = {request_id: count for request_id, count in step.num_scheduled_tokens.items() if count > 0}
-    request_ids = list(scheduled)
-    rows = np.array([batch.row_of[request_id] for request_id in request_ids], dtype=np.int64)
-    query_lens = np.fromiter(scheduled.values(), dtype=np.int32, count=len(request_ids))
-    first_positions = batch.num_computed[rows]
-    seq_lens = first_positions + query_lens
-    num_tokens = batch.num_tokens[rows]
-    assert (seq_lens <= num_tokens).all(), "a step may not run past a sequence's known tokens"
-    max_blocks = -(-int(seq_lens.max()) // block_size)
-    assert (batch.block_table.num_blocks[rows] * block_size >= seq_lens).all(), "a request ran out of blocks"
-    attn = backend.make_metadata(
-        query_lens, seq_lens, batch.block_table.take_rows(rows, max_blocks), block_size, device
-    )
-    positions = attn.host.positions
-    token_rows = rows if len(positions) == len(rows) else np.repeat(rows, query_lens)
-    return StepInputs(
-        request_ids=request_ids,
-        rows=rows,
-        first_positions=first_positions,
-        query_starts=attn.host.query_starts,
-        is_sampled=(seq_lens == num_tokens) & ~batch.is_never_sampled[rows],
-        input_ids=torch.from_numpy(batch.token_ids[token_rows, positions].astype(np.int64)).to(device),
-        positions=torch.from_numpy(positions).to(device),
-        attn=attn,
-    )
-
-
-class InputsOfSteps:
+class StepInputsMaker:
     """Makes the inputs of one batch, step after step.
 
-    While the same sequences go on, a token each, all of it but the tokens is that of the step before or follows it by
-    one: some ten operations of numpy in place of forty, which cost 3 to 5 µs each while a step's weights drive Python's
-    own data out of the cache.
+    While a decode batch goes on, all but the tokens is that of the step before or follows from it: a few operations of
+    numpy in place of a hundred, which cost 3 to 5 µs each while a step's weights drive Python's data out of the cache.
     """
 
-    def __init__(self, batch: InputBatch, backend: AttentionBackend, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, batch: InputBatch, backend: AttentionBackend, block_size: int, max_sampled_rows: int, device: torch.device
+    ) -> None:
         self._batch = batch
         self._backend = backend
         self._block_size = block_size
+        self._max_sampled_rows = max_sampled_rows  # of a chunk
         self._device = device
-        self._last: StepInputs | None = None
-        self._num_changes = -1
+        self._last: StepInputs | None = None  # of a decode batch
+        self._batch_id: int | None = None
         self._num_steps_left = 0  # in which no sequence comes to its next block
 
-    def make(self, step: SchedulerOutput) -> StepInputs:
-        """Do what `make_step_inputs` does; a sequence that was sampled from in the last step has got its token."""
-        last, self._last = self._last, None
-        if last is not None and self._goes_on(last, step):
-            inputs = _follow(last, self._batch, self._backend, self._device)
-            self._num_steps_left -= 1
+    def make(self, scheduler_output: SchedulerOutput) -> StepInputs:
+        """Return the inputs of a step in which some request has a position to run."""
+        batch_id = scheduler_output.decode_batch_id
+        last = self._last if batch_id is not None and batch_id == self._batch_id else None
+        self._last = None
+        if last is None or self._num_steps_left == 0:
+            inputs = self._make_anew(scheduler_output, None if last is None else last.sampled)
+            if batch_id is not None:
+                places = (inputs.attn.host.seq_lens - 1) % self._block_size
+                self._num_steps_left = self._block_size - 1 - int(places.max())
         else:
-            inputs = make_step_inputs(self._batch, step, self._backend, self._block_size, self._device)
-            self._num_steps_left = _count_steps_in_blocks(inputs, self._block_size)
-        if self._num_steps_left > 0:
-            self._last, self._num_changes = inputs, self._batch.num_changes
+            inputs = self._advance(last)
+            self._num_steps_left -= 1
+        if batch_id is not None:
+            self._last, self._batch_id = inputs, batch_id
         return inputs
 
-    def _goes_on(self, last: StepInputs, step: SchedulerOutput) -> bool:
-        counts = step.num_scheduled_tokens
-        return (
-            self._batch.num_changes == self._num_changes
-            and step.total_num_scheduled_tokens == len(counts)
-            and list(counts) == last.request_ids
-            and min(counts.values()) == 1
+    def _make_anew(self, scheduler_output: SchedulerOutput, last_sampled: list[SampledChunk] | None) -> StepInputs:
+        """Gather the step's tokens, positions and block tables from the batch."""
+        batch, device = self._batch, self._device
+        scheduled = {name: count for name, count in scheduler_output.num_scheduled_tokens.items() if count > 0}
+        request_ids = list(scheduled)
+        rows = np.array([batch.row_of[request_id] for request_id in request_ids], dtype=np.int64)
+        query_lens = np.fromiter(scheduled.values(), dtype=np.int32, count=len(request_ids))
+        first_positions = batch.num_computed[rows]
+        seq_lens = first_positions + query_lens
+        num_tokens = batch.num_tokens[rows]
+        assert (seq_lens <= num_tokens).all(), "a step may not run past a sequence's known tokens"
+        max_blocks = -(-int(seq_lens.max()) // self._block_size)
+        assert (batch.block_table.num_blocks[rows] * self._block_size >= seq_lens).all(), "a request ran out of blocks"
+        tables = batch.block_table.take_rows(rows, max_blocks)
+        attn = self._backend.make_metadata(query_lens, seq_lens, tables, self._block_size, device)
+        positions = attn.host.positions
+        token_rows = rows if len(positions) == len(rows) else np.repeat(rows, query_lens)
+        if last_sampled is not None:
+            sampled = [advance_sampled_chunk(batch, chunk, device) for chunk in last_sampled]
+        else:
+            is_sampled = (seq_lens == num_tokens) & ~batch.is_never_sampled[rows]
+            last_rows = attn.host.query_starts[1:] - 1
+            sampled = make_sampled_chunks(
+                batch, rows[is_sampled], last_rows[is_sampled], self._max_sampled_rows, device
+            )
+        return StepInputs(
+            request_ids=request_ids,
+            rows=rows,
+            first_positions=first_positions,
+            query_starts=attn.host.query_starts,
+            input_ids=torch.from_numpy(batch.token_ids[token_rows, positions].astype(np.int64)).to(device),
+            positions=torch.from_numpy(positions).to(device),
+            attn=attn,
+            sampled=sampled,
         )
 
-
-def _count_steps_in_blocks(inputs: StepInputs, block_size: int) -> int:
-    """Return for how many steps all sequences stay in their blocks, if each got one token and is sampled from."""
-    if len(inputs.positions) != len(inputs.rows) or not inputs.is_sampled.all():
-        return 0
-    return block_size - 1 - int(((inputs.attn.host.seq_lens - 1) % block_size).max())
-
-
-def _follow(last: StepInputs, batch: InputBatch, backend: AttentionBackend, device: torch.device) -> StepInputs:
-    """Return the inputs of the step after `last`: each sequence's next token, in the block of its last one."""
-    attn = backend.advance_metadata(last.attn, device)
-    positions = attn.host.positions
-    tokens = batch.token_ids[last.rows, positions].astype(np.int64)
-    return StepInputs(
-        request_ids=last.request_ids,
-        rows=last.rows,
-        first_positions=last.first_positions + 1,
-        query_starts=last.query_starts,
-        is_sampled=last.is_sampled,
-        input_ids=torch.from_numpy(tokens).to(device),
-        positions=torch.from_numpy(positions).to(device),
-        attn=attn,
-    )
-
-
-def copy_blocks(
-    kv_caches: list[torch.Tensor], backend: AttentionBackend, store: ScoreStore | None, copies: list[BlockCopy]
-) -> None:
-    """Run a step's block copies, in order, on every layer."""
-    if not copies:
-        return
-    origin: dict[int, int] = {}  # block → the block whose content it ends with, so that all can be read first
-    for copy in copies:
-        origin[copy.target] = origin.get(copy.source, copy.source)
-    device = kv_caches[0].device
-    targets = torch.tensor(list(origin), device=device)
-    sources = torch.tensor(list(origin.values()), device=device)
-    for kv_cache in kv_caches:
-        backend.copy_blocks(kv_cache, sources, targets)
-    if store is not None:
-        store.copy_blocks(sources, targets)
+    def _advance(self, last: StepInputs) -> StepInputs:
+        """Return the inputs of the step after `last`: each sequence's next token, in the block of its last one."""
+        batch, device = self._batch, self._device
+        attn = self._backend.advance_metadata(last.attn, device)
+        positions = attn.host.positions
+        return last._replace(
+            first_positions=last.first_positions + 1,
+            input_ids=torch.from_numpy(batch.token_ids[last.rows, positions].astype(np.int64)).to(device),
+            positions=torch.from_numpy(positions).to(device),
+            attn=attn,
+            sampled=[advance_sampled_chunk(batch, chunk, device) for chunk in last.sampled],
+        )

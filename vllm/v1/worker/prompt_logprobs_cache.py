@@ -3,9 +3,9 @@
 Each position of a block has a slot. It holds the position's final hidden state (after the final norm: what the LM head
 reads), from which the token that follows can be scored, whatever it is; and the score of the token at the position:
 its logit, log-probability and rank, and those of the most likely tokens. A score is kept in both forms, as logits and
-as log-probabilities, so that each logprobs_mode reads exactly the numbers of the run that made them.
+as log-probabilities, so that each logprobs_mode reads exactly the values of the run that made them.
 
-Which slots are true is the core's business (vllm/v1/core/score_ledger.py).
+Which slots are valid only the core knows (vllm/v1/core/prompt_logprobs_index.py).
 """
 
 from typing import NamedTuple
@@ -40,7 +40,7 @@ def score_kept_rows(
     return KeptRows(token_ids, kept_logits, logprobs, ranks[:, 0].contiguous()), is_finite
 
 
-class ScoreStore:
+class PromptLogprobsCache:
     """The slots of all blocks; slot = block id · block_size + place in the block.
 
     A score whose token has no block (a prompt's last one, when that is not run) gets a slot of its row in the batch.
