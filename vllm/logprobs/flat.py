@@ -201,16 +201,20 @@ class FlatLogprobs(MutableSequence["LogprobsOnePosition | None"]):
 
     def _get_texts(self) -> tuple[TokenTexts | None, int]:
         """Return what gives text to the tokens of contiguous rows, and the row number that position 0 has there."""
+        if isinstance(self._rows, bytes):
+            return self._texts, self._first_row
         frozen = self._freeze()
-        assert frozen._places.step == 1 or len(frozen) < 2, "rows of a slice with a step don't follow each other"
-        return frozen._texts, frozen._places.start
+        places = frozen._places
+        assert places.step == 1 or len(places) < 2, "rows of a slice with a step don't follow each other"
+        return frozen._texts, places.start
 
     def _decode(self, row_index: int, token_ids: Sequence[int]) -> Sequence[str | None]:
         return [None] * len(token_ids) if self._texts is None else self._texts.decode_row(row_index, token_ids)
 
     def iter_entries(self) -> Iterator[tuple[Sequence[int], Sequence[float], Sequence[int]]]:
         """Yield the token ids, values and ranks of each position, the chosen token first; none without scores."""
-        return map(read_entries, self._freeze()._list_rows())
+        rows = self._rows
+        return map(read_entries, (rows,) if isinstance(rows, bytes) else self._freeze()._list_rows())
 
     # ------------------------------------------------------------ numbers
 
