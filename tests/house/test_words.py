@@ -57,15 +57,12 @@ OTHERS = frozenset({"connection_made", "quiet_NaN"})
 
 # Names with a retired word that stand for now; the list only gets shorter.
 STILL_TO_RENAME = {
-    "KVPlan",
     "NumberTypes",
     "_Plan",
     "_make_plan",
-    "_tell_weights_changed",
     "choose_number_types",
     "number_types",
     "plan_items",
-    "plan_kv_cache",
     "plan_scoring",
     "plans",
 }

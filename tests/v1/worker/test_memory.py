@@ -9,7 +9,7 @@ from tests.v1.worker.conftest import BLOCK_SIZE, make_config
 from vllm import platforms
 from vllm.config import CacheConfig
 from vllm.exceptions import VLLMValidationError
-from vllm.v1.worker.memory import GIB, Memory, choose_kv_bytes, get_usable_blocks, plan_kv_cache
+from vllm.v1.worker.memory import GIB, Memory, choose_kv_bytes, get_usable_blocks, size_kv_cache
 
 MEMORY = Memory(total=100 * GIB, available=8 * GIB, taken=10 * GIB)
 
@@ -54,22 +54,22 @@ class TestPlan:
         self, tiny_folder: pathlib.Path, kv_bytes: int
     ) -> None:
         with pytest.raises(VLLMValidationError, match="VLLM_CPU_KVCACHE_SPACE") as error:
-            plan_kv_cache(make_config(tiny_folder), kv_bytes, 1000)
+            size_kv_cache(make_config(tiny_folder), kv_bytes, 1000)
         assert error.value.parameter == "kv_cache_memory_bytes"
 
     def test_the_model_length_is_lowered_to_what_fits(self, tiny_folder: pathlib.Path) -> None:
-        assert plan_kv_cache(make_config(tiny_folder), 5500, 1000) == (5, 5 * BLOCK_SIZE)
-        assert plan_kv_cache(make_config(tiny_folder), 100_000, 1000) == (100, 64)
+        assert size_kv_cache(make_config(tiny_folder), 5500, 1000) == (5, 5 * BLOCK_SIZE)
+        assert size_kv_cache(make_config(tiny_folder), 100_000, 1000) == (100, 64)
 
     def test_a_model_length_that_the_user_gave_is_not_lowered(self, tiny_folder: pathlib.Path) -> None:
         config = make_config(tiny_folder, max_model_len_is_given=True)
         with pytest.raises(VLLMValidationError, match="at most 20") as error:
-            plan_kv_cache(config, 5500, 1000)
+            size_kv_cache(config, 5500, 1000)
         assert (error.value.parameter, error.value.value) == ("max_model_len", 64)
-        assert plan_kv_cache(config, 16_000, 1000) == (16, 64)
+        assert size_kv_cache(config, 16_000, 1000) == (16, 64)
 
     def test_an_override_of_the_number_of_blocks_counts(self, tiny_folder: pathlib.Path) -> None:
-        assert plan_kv_cache(make_config(tiny_folder, num_gpu_blocks_override=7), 10**9, 1000).num_blocks == 7
+        assert size_kv_cache(make_config(tiny_folder, num_gpu_blocks_override=7), 10**9, 1000).num_blocks == 7
 
     def test_usable_blocks_round_each_sequence_up(self, tiny_folder: pathlib.Path) -> None:
         assert get_usable_blocks(make_config(tiny_folder, max_model_len=63, max_num_seqs=3)) == 3 * 16

@@ -75,9 +75,9 @@ class GPUModelRunner:
         self.model = load_model(self.vllm_config, self.dtype, self.device)
         if self.vllm_config.batch_invariant:
             check_batch_invariant(self.model, self.device)
-        self.model.on_weights_changed.append(self._tell_weights_changed)
+        self.model.on_weights_changed.append(self._notify_weights_changed)
         self.model.on_weights_changed.append(self.invalidate_model)
-        self._tell_weights_changed()
+        self._notify_weights_changed()
 
     def drop_model(self) -> None:
         """Give the weights back; `load_model` reads them again."""
@@ -91,11 +91,11 @@ class GPUModelRunner:
             vars(self).pop(name, None)
 
     def invalidate_model(self) -> None:
-        """Tell the model, if there is one, that code which is not the engine's may have changed it."""
+        """Invalidate what the model keeps, if there is one: code which is not the engine's may have changed it."""
         if "model" in vars(self):
             self.model.invalidate()
 
-    def _tell_weights_changed(self) -> None:
+    def _notify_weights_changed(self) -> None:
         for callback in self.on_weights_changed:
             callback()
 

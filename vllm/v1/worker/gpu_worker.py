@@ -12,7 +12,7 @@ from vllm.model_executor.model_loader import resolve_dtype
 from vllm.plugins import load_general_plugins
 from vllm.v1.messages import EngineCoreReady, ModelRunnerOutput, SchedulerOutput
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-from vllm.v1.worker.memory import Memory, choose_kv_bytes, get_usable_blocks, plan_kv_cache, run_largest_step
+from vllm.v1.worker.memory import Memory, choose_kv_bytes, get_usable_blocks, run_largest_step, size_kv_cache
 
 logger = init_logger(__name__)
 
@@ -54,21 +54,21 @@ class Worker:
             is_cpu=self.device.type == "cpu",
             usable_bytes=get_usable_blocks(self.vllm_config) * bytes_per_block,
         )
-        plan = plan_kv_cache(self.vllm_config, kv_bytes, bytes_per_block)
-        self.num_blocks = plan.num_blocks
-        if plan.max_model_len < self.vllm_config.model_config.max_model_len:
+        size = size_kv_cache(self.vllm_config, kv_bytes, bytes_per_block)
+        self.num_blocks = size.num_blocks
+        if size.max_model_len < self.vllm_config.model_config.max_model_len:
             logger.warning(
                 "max_model_len is lowered from %d to %d, the tokens that the KV cache holds",
                 self.vllm_config.model_config.max_model_len,
-                plan.max_model_len,
+                size.max_model_len,
             )
         self._allocate_kv_cache()
-        runner.allocate_batch(plan.max_model_len)
+        runner.allocate_batch(size.max_model_len)
         if self.device.type == "cpu":
             host_memory.keep_freed_memory()
         return EngineCoreReady(
-            num_gpu_blocks=plan.num_blocks,
-            max_model_len=plan.max_model_len,
+            num_gpu_blocks=size.num_blocks,
+            max_model_len=size.max_model_len,
             dtype=str(self.dtype).removeprefix("torch."),
             device=str(self.device),
             num_threads=self.num_threads,

@@ -22,7 +22,7 @@ class Memory(NamedTuple):
     taken: int  # what can't be had: by this process (CPU), by all (GPU), and what steps take beside the KV cache
 
 
-class KVPlan(NamedTuple):
+class KVCacheSize(NamedTuple):
     """What the KV cache holds."""
 
     num_blocks: int
@@ -62,7 +62,7 @@ def get_usable_blocks(vllm_config: VllmConfig) -> int:
     return vllm_config.scheduler_config.max_num_seqs * blocks_per_seq
 
 
-def plan_kv_cache(vllm_config: VllmConfig, kv_bytes: int, bytes_per_block: int) -> KVPlan:
+def size_kv_cache(vllm_config: VllmConfig, kv_bytes: int, bytes_per_block: int) -> KVCacheSize:
     """Return the number of blocks that `kv_bytes` hold, and the model length that fits into them.
 
     Raises:
@@ -91,7 +91,7 @@ def plan_kv_cache(vllm_config: VllmConfig, kv_bytes: int, bytes_per_block: int) 
             parameter="max_model_len",
             value=max_model_len,
         )
-    return KVPlan(num_blocks, min(max_model_len, num_tokens))
+    return KVCacheSize(num_blocks, min(max_model_len, num_tokens))
 
 
 @torch.inference_mode()
