@@ -130,7 +130,7 @@ void join_state(const AttentionState& earlier, const AttentionState& later, int6
 }
 
 // With `merges_heads`, a few rows are computed for all KV heads at once.
-std::vector<WorkItem> plan_items(const Arguments& p, bool merges_heads) {
+std::vector<WorkItem> list_items(const Arguments& p, bool merges_heads) {
   std::vector<WorkItem> items;
   items.reserve(to_size(p.num_requests * (merges_heads ? 1 : p.num_kv_heads)));
   for (int64_t request = 0; request < p.num_requests; ++request) {
@@ -375,7 +375,7 @@ void attend_shares(const Kernels& kernels, const Arguments& p, const std::vector
 
 void attend(const Arguments& p, int32_t max_threads) {
   const Kernels& kernels = get_kernels();
-  std::vector<WorkItem> items = plan_items(p, true);
+  std::vector<WorkItem> items = list_items(p, true);
   int64_t num_elements = 0, num_spans = 0;
   for (const WorkItem& item : items) {
     num_elements += (item.end_key - item.first_key) * p.head_dim * (2 * item.num_heads + item.num_rows());
@@ -383,7 +383,7 @@ void attend(const Arguments& p, int32_t max_threads) {
   }
   const int num_threads = choose_threads(num_elements, max_threads);
   if (num_threads > 1 && static_cast<int64_t>(items.size()) < 4 * num_threads) {
-    if (num_spans < 4 * num_threads) items = plan_items(p, false);
+    if (num_spans < 4 * num_threads) items = list_items(p, false);
     attend_split(kernels, p, items, num_threads);
   } else {
     attend_shares(kernels, p, items, num_threads);

@@ -57,12 +57,8 @@ OTHERS = frozenset({"connection_made", "quiet_NaN"})
 
 # Names with a retired word that stand for now; the list only gets shorter.
 STILL_TO_RENAME = {
-    "NumberTypes",
     "_Plan",
     "_make_plan",
-    "choose_number_types",
-    "number_types",
-    "plan_items",
     "plan_scoring",
     "plans",
 }

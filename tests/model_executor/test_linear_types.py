@@ -9,9 +9,9 @@ from tests.model_executor.runner import PagedRunner, compute_reference_logits, l
 from tests.tiny_models import load_tiny_reference, write_tiny_model
 from vllm import platforms
 from vllm.exceptions import ModelLoadError
+from vllm.model_executor.dtypes import ModelDtypes, choose_dtypes
 from vllm.model_executor.layers.linear import Linear, WeightMatrix
 from vllm.model_executor.model_loader import load_model
-from vllm.model_executor.number_types import NumberTypes, choose_number_types
 from vllm.ops.stored_weights import take_int8_rows
 
 IDS = [(7 * i + 3) % 500 for i in range(60)]  # several panels of rows
@@ -64,7 +64,7 @@ def test_a_handed_over_weight_counts_from_the_next_step_on(tmp_path: pathlib.Pat
 
 
 def test_int8_rows_are_rounded_to_the_nearest_step_of_their_own() -> None:
-    layer = Linear(64, {"a": 3, "b": 2}, types=NumberTypes(torch.int8, torch.float32))
+    layer = Linear(64, {"a": 3, "b": 2}, dtypes=ModelDtypes(torch.int8, torch.float32))
     rows = torch.randn(3, 64)
     rows[1] *= 1e-6
     rows[2] = 0
@@ -81,7 +81,7 @@ def test_int8_rows_are_rounded_to_the_nearest_step_of_their_own() -> None:
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_broken_weights_do_not_come_out_finite_as_int8(broken: float) -> None:
-    layer = Linear(16, 2, types=NumberTypes(torch.int8, torch.float32))
+    layer = Linear(16, 2, dtypes=ModelDtypes(torch.int8, torch.float32))
     rows = torch.randn(2, 16)
     rows[0, 5] = broken
     layer.write_rows(rows, 0)
@@ -101,4 +101,4 @@ def test_int8_is_refused_off_the_cpu(tmp_path: pathlib.Path) -> None:
     config = make_config(write_tiny_model(tmp_path, tokenizer=False), quantization="int8")
     with pytest.raises(ModelLoadError, match="CPU only"):
         load_model(config, torch.float32, torch.device("cuda"))
-    assert choose_number_types(torch.bfloat16, None, "cuda") == (torch.bfloat16, torch.bfloat16)
+    assert choose_dtypes(torch.bfloat16, None, "cuda") == (torch.bfloat16, torch.bfloat16)

@@ -13,17 +13,17 @@ from tests.tiny_models import write_tiny_model
 from vllm.config import ParallelConfig
 from vllm.distributed.parallel_state import tensor_parallel
 from vllm.exceptions import ModelLoadError
+from vllm.model_executor.dtypes import ModelDtypes
 from vllm.model_executor.layers.embedding import Embedding, compute_float32_product
 from vllm.model_executor.layers.linear import Linear, WeightMatrix
 from vllm.model_executor.model_loader import load_model
-from vllm.model_executor.number_types import NumberTypes
 from vllm.model_executor.weights import collect_slots
 from vllm.ops.stored_weights import take_int8_rows, widen_rows
 
 TYPES = {
-    "float32": NumberTypes(torch.float32, torch.float32),
-    "bfloat16": NumberTypes(torch.bfloat16, torch.float32),
-    "int8": NumberTypes(torch.int8, torch.float32),
+    "float32": ModelDtypes(torch.float32, torch.float32),
+    "bfloat16": ModelDtypes(torch.bfloat16, torch.float32),
+    "int8": ModelDtypes(torch.int8, torch.float32),
 }
 every_type = pytest.mark.parametrize("kind", list(TYPES))
 two_or_three = pytest.mark.parametrize("world_size", [2, 3])
@@ -89,7 +89,7 @@ def interleave(whole: torch.Tensor, world_size: int, parts: dict[str, int]) -> l
 @pytest.mark.parametrize("is_fused", [False, True])
 def test_column_parallel_ranks_hold_each_parts_rows_once(kind: str, world_size: int, is_fused: bool) -> None:
     def make() -> Linear:
-        return Linear(SIZE, PARTS, has_bias=True, types=TYPES[kind], is_fused=is_fused, shard="columns", unit=HEAD)
+        return Linear(SIZE, PARTS, has_bias=True, dtypes=TYPES[kind], is_fused=is_fused, shard="columns", unit=HEAD)
 
     tensors = draw(WEIGHTS | BIASES)
     if is_fused:  # in the checkpoint
@@ -110,7 +110,7 @@ def test_column_parallel_ranks_hold_each_parts_rows_once(kind: str, world_size: 
 @two_or_three
 def test_row_parallel_ranks_hold_each_column_once_and_their_products_add_up(kind: str, world_size: int) -> None:
     def make() -> Linear:
-        return Linear(SIZE, 10, has_bias=True, types=TYPES[kind], shard="rows", unit=HEAD)
+        return Linear(SIZE, 10, has_bias=True, dtypes=TYPES[kind], shard="rows", unit=HEAD)
 
     alone, ranks = fill_ranks(make, draw({"layer.weight": (10, SIZE), "layer.bias": (10,)}), world_size)
     assert torch.equal(torch.cat([read(layer) for layer in ranks], dim=1), read(alone))
@@ -137,7 +137,7 @@ def test_ranks_share_the_vocabulary_of_embedding_and_head(kind: str, world_size:
 
 def test_a_head_of_its_own_shares_the_vocabulary_too() -> None:
     def make() -> Linear:
-        return Linear(SIZE, 50, types=TYPES["float32"], shard="vocabulary")
+        return Linear(SIZE, 50, dtypes=TYPES["float32"], shard="vocabulary")
 
     alone, ranks = fill_ranks(make, draw({"layer.weight": (50, SIZE)}), 3)
     assert torch.equal(torch.cat([read(layer) for layer in ranks]), read(alone))
@@ -149,7 +149,7 @@ def test_key_heads_that_are_fewer_than_ranks_are_held_by_several(kind: str) -> N
     tensors = draw({f"{name}.weight": (rows, SIZE) for name, rows in parts.items()})
 
     def make() -> Linear:
-        return Linear(SIZE, parts, types=TYPES[kind], shard="columns", unit=HEAD)
+        return Linear(SIZE, parts, dtypes=TYPES[kind], shard="columns", unit=HEAD)
 
     alone, ranks = fill_ranks(make, tensors, 4)
     query, key = read(alone).split([4 * HEAD, 2 * HEAD])
@@ -162,7 +162,7 @@ def test_key_heads_that_are_fewer_than_ranks_are_held_by_several(kind: str) -> N
 @pytest.mark.parametrize("shard", ["columns", "rows"])
 def test_a_tensor_that_is_the_ranks_own_part_is_taken_as_it_is(kind: str, shard: str) -> None:
     with tensor_parallel(1, 2):
-        layer = Linear(64, 6, types=TYPES[kind], shard=shard)  # type: ignore[arg-type]
+        layer = Linear(64, 6, dtypes=TYPES[kind], shard=shard)  # type: ignore[arg-type]
     slot = collect_slots(Holder(layer))["layer.weight"]
     assert slot.shape == (6, 64) and slot.local == layer.shape == ((3, 64) if shard == "columns" else (6, 32))
     part = torch.randn(slot.local)
@@ -183,7 +183,7 @@ def test_files_are_read_straight_into_memory_only_where_a_rank_holds_the_whole(s
     for world_size in (1, 2):
         with tensor_parallel(world_size - 1, world_size):
             layers[world_size] = collect_slots(
-                Holder(Linear(64, 6, has_bias=True, types=TYPES["float32"], shard=shard))  # type: ignore[arg-type]
+                Holder(Linear(64, 6, has_bias=True, dtypes=TYPES["float32"], shard=shard))  # type: ignore[arg-type]
             )
     assert all(slot.find_memory() is not None for slot in layers[1].values())
     assert all(slot.find_memory() is None for slot in layers[2].values())
@@ -196,7 +196,7 @@ def test_int8_rows_with_group_scales_are_shared_as_they_are_stored(world_size: i
     layers = []
     for rank, size in [(0, 1), *((rank, world_size) for rank in range(world_size))]:
         with tensor_parallel(rank, size):
-            layer = Linear(SIZE * 2, 7, types=TYPES["int8"], shard="rows")
+            layer = Linear(SIZE * 2, 7, dtypes=TYPES["int8"], shard="rows")
         layer.use_group_scales()
         collect_slots(Holder(layer))["layer.weight"].write_int8(elements, scale)
         layers.append(layer)
@@ -211,8 +211,8 @@ def test_int8_rows_with_group_scales_are_shared_as_they_are_stored(world_size: i
 
 def test_columns_that_cut_through_a_group_get_no_group_scales() -> None:
     with tensor_parallel(0, 2):
-        assert not Linear(32, 4, types=TYPES["int8"], shard="rows").can_have_group_scales
-        assert Linear(64, 4, types=TYPES["int8"], shard="rows").can_have_group_scales
+        assert not Linear(32, 4, dtypes=TYPES["int8"], shard="rows").can_have_group_scales
+        assert Linear(64, 4, dtypes=TYPES["int8"], shard="rows").can_have_group_scales
 
 
 def test_the_loader_gives_a_model_its_share_of_a_checkpoint(tmp_path: pathlib.Path) -> None:

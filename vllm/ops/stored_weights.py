@@ -17,24 +17,9 @@ def has_group_scales(scale: torch.Tensor | None) -> bool:
     return scale is not None and scale.dim() == 2
 
 
-def get_weight_kind(weight: torch.Tensor, scale: torch.Tensor | None) -> int:
-    """Return the library's code for how these weights are stored."""
-    return _INT8_GROUPS if has_group_scales(scale) else WEIGHT_KINDS[weight.dtype]
-
-
 def get_stored_shape(num_rows: int, size: int, dtype: torch.dtype) -> tuple[int, ...]:
     """Return the shape of a matrix of weights as it is stored."""
     return (-(-num_rows // INTERLEAVED_ROWS), size, INTERLEAVED_ROWS) if dtype == torch.int8 else (num_rows, size)
-
-
-def get_shape(weight: torch.Tensor, scale: torch.Tensor | None) -> tuple[int, int]:
-    """Return the number of rows of stored weights, and their size."""
-    return weight.shape[0] if scale is None else scale.shape[-1], weight.shape[1]
-
-
-def get_row_stride(weight: torch.Tensor) -> int:
-    """Return the elements from row to row of stored weights; of int8, whose rows are interleaved, their size."""
-    return weight.shape[1] if weight.dtype == torch.int8 else weight.stride(0)
 
 
 def get_scale_shape(num_rows: int, size: int, has_groups: bool) -> tuple[int, ...]:

@@ -8,8 +8,8 @@ import torch
 from tests.tiny_models import edit_config, write_tiny_model
 from vllm import LLM
 from vllm.exceptions import VLLMUnsupportedError
+from vllm.model_executor.dtypes import choose_dtypes
 from vllm.model_executor.layers.rotary import RotaryEmbedding
-from vllm.model_executor.number_types import choose_number_types
 from vllm.ops import api as ops
 from vllm.v1.worker import batch_invariance
 
@@ -66,9 +66,9 @@ def test_bfloat16_weights_are_computed_with_in_float32_even_where_there_are_unit
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("vllm.platforms.has_fast_dtype", lambda dtype, device: True)
-    assert choose_number_types(torch.bfloat16, None, "cpu") == (torch.bfloat16, torch.bfloat16)
-    assert choose_number_types(torch.bfloat16, None, "cpu", batch_invariant=True) == (torch.bfloat16, torch.float32)
-    assert choose_number_types(torch.float32, None, "cpu", batch_invariant=True) == (torch.float32, torch.float32)
+    assert choose_dtypes(torch.bfloat16, None, "cpu") == (torch.bfloat16, torch.bfloat16)
+    assert choose_dtypes(torch.bfloat16, None, "cpu", batch_invariant=True) == (torch.bfloat16, torch.float32)
+    assert choose_dtypes(torch.float32, None, "cpu", batch_invariant=True) == (torch.float32, torch.float32)
 
 
 def test_a_position_s_rotation_does_not_depend_on_the_positions_beside_it(folder: pathlib.Path) -> None:

@@ -3,16 +3,16 @@
 import torch
 
 from vllm.distributed.parallel_state import Share, take_vocabulary_share
+from vllm.model_executor.dtypes import ModelDtypes
 from vllm.model_executor.layers.linear import WeightMatrix
-from vllm.model_executor.number_types import NumberTypes
 from vllm.ops import api as ops
 
 
 class Embedding(WeightMatrix):
     """Token id → row of the matrix; tensor-parallel ranks share the vocabulary, and their results are summed."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, types: NumberTypes) -> None:
-        super().__init__({"": (take_vocabulary_share(vocab_size),)}, Share.whole(hidden_size), types)
+    def __init__(self, vocab_size: int, hidden_size: int, dtypes: ModelDtypes) -> None:
+        super().__init__({"": (take_vocabulary_share(vocab_size),)}, Share.whole(hidden_size), dtypes)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:  # [num_tokens] int64 → [num_tokens, hidden_size]
         ((share,),) = self.tensors.values()

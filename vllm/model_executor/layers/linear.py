@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from vllm.distributed.parallel_state import Share, take_share, take_vocabulary_share
+from vllm.model_executor.dtypes import ModelDtypes
 from vllm.model_executor.layers.module import Module
-from vllm.model_executor.number_types import NumberTypes
 from vllm.ops import api as ops
 
 SCALE_NAME = "weight_scale"
@@ -33,15 +33,15 @@ class WeightMatrix(Module):
 
     weight_scale: nn.Parameter | None
 
-    def __init__(self, tensors: Mapping[str, tuple[Share, ...]], columns: Share, types: NumberTypes) -> None:
+    def __init__(self, tensors: Mapping[str, tuple[Share, ...]], columns: Share, dtypes: ModelDtypes) -> None:
         super().__init__()
-        self.compute_dtype = types.compute
+        self.compute_dtype = dtypes.compute
         self.tensors, self.columns = tensors, columns
         num_rows, size = sum(share.size for sections in tensors.values() for share in sections), columns.size
         self.shape = (num_rows, size)
-        stored_shape = ops.get_stored_shape(num_rows, size, types.weights)
-        self.weight = nn.Parameter(torch.empty(stored_shape, dtype=types.weights), requires_grad=False)
-        is_int8 = types.weights == torch.int8
+        stored_shape = ops.get_stored_shape(num_rows, size, dtypes.weights)
+        self.weight = nn.Parameter(torch.empty(stored_shape, dtype=dtypes.weights), requires_grad=False)
+        is_int8 = dtypes.weights == torch.int8
         scale = nn.Parameter(torch.empty(num_rows, dtype=torch.float32), requires_grad=False) if is_int8 else None
         self.register_parameter(SCALE_NAME, scale)
 
@@ -116,7 +116,7 @@ class Linear(WeightMatrix):
         out_features: int | Mapping[str, int],
         *,
         has_bias: bool = False,
-        types: NumberTypes,
+        dtypes: ModelDtypes,
         is_fused: bool = False,
         shard: Sharding | None = None,
         unit: int = 1,
@@ -125,8 +125,8 @@ class Linear(WeightMatrix):
         shares = {name: _take_rows(num_rows, shard, unit) for name, num_rows in parts.items()}
         tensors = {"": (*shares.values(),)} if is_fused else {name: (share,) for name, share in shares.items()}
         columns = take_share(in_features, unit) if shard == "rows" else Share.whole(in_features)
-        super().__init__(tensors, columns, types)
-        empty = torch.empty(self.shape[0], dtype=types.compute)
+        super().__init__(tensors, columns, dtypes)
+        empty = torch.empty(self.shape[0], dtype=dtypes.compute)
         self.bias = nn.Parameter(empty, requires_grad=False) if has_bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # [..., size] → [..., rows] of this rank, in the compute type

@@ -18,12 +18,12 @@ from vllm.config import LoadConfig, ModelConfig, VllmConfig
 from vllm.distributed.parallel_state import tensor_parallel
 from vllm.exceptions import ModelLoadError
 from vllm.logger import init_logger, log_once
+from vllm.model_executor.dtypes import choose_dtypes
 from vllm.model_executor.model_loader.gguf_weights import GgufSource
 from vllm.model_executor.model_loader.hf_weights import SafetensorsSource, open_folder
 from vllm.model_executor.model_loader.weight_source import WeightSource
 from vllm.model_executor.models.interface import CausalLM
 from vllm.model_executor.models.registry import ModelRegistry, import_class
-from vllm.model_executor.number_types import choose_number_types
 from vllm.model_executor.weights import WeightSlot, check_weights, to_canonical_name
 from vllm.v1.attention import get_attention_backend
 
@@ -64,15 +64,13 @@ def load_model(vllm_config: VllmConfig, dtype: torch.dtype, device: torch.device
     """
     model_config, load_config = vllm_config.model_config, vllm_config.load_config
     config, parallel = model_config.transformer, vllm_config.parallel_config
-    types = choose_number_types(
-        dtype, model_config.quantization, device.type, batch_invariant=vllm_config.batch_invariant
-    )
+    dtypes = choose_dtypes(dtype, model_config.quantization, device.type, batch_invariant=vllm_config.batch_invariant)
     # Weights are changed later, outside inference mode: they must not be born inside it.
     with torch.inference_mode(False), torch.no_grad():
         ranks = tensor_parallel(parallel.tensor_parallel_rank, parallel.tensor_parallel_size)
         with torch.device("meta"), ranks:
             model_class: type[CausalLM] = import_class(config.model)
-            model = model_class(config, types, model_config.max_model_len, get_attention_backend(device))
+            model = model_class(config, dtypes, model_config.max_model_len, get_attention_backend(device))
         if load_config.load_format == "dummy":
             _take_memory(model, device)
             _fill_at_random(model, model_config.seed)

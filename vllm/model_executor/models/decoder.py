@@ -11,13 +11,13 @@ import torch
 
 from vllm.config import AttentionConfig, LayerConfig, MlpConfig, TransformerConfig
 from vllm.exceptions import ModelLoadError
+from vllm.model_executor.dtypes import ModelDtypes
 from vllm.model_executor.layers.embedding import Embedding, compute_float32_product
 from vllm.model_executor.layers.linear import Linear, WeightMatrix
 from vllm.model_executor.layers.module import Module, ModuleList
 from vllm.model_executor.layers.norm import RMSNorm
 from vllm.model_executor.layers.rotary import RotaryEmbedding, Rotation
 from vllm.model_executor.models.step_program import StepProgram
-from vllm.model_executor.number_types import NumberTypes
 from vllm.model_executor.weights import WeightSlot, collect_slots, is_ignored, list_names, to_canonical_name
 from vllm.ops import api as ops
 from vllm.v1.attention import Attention, AttentionBackend, AttentionMetadata, CacheSpec
@@ -27,15 +27,15 @@ class SelfAttention(Module):
     """Grouped-query attention over the paged KV cache."""
 
     def __init__(
-        self, config: AttentionConfig, hidden_size: int, norm_eps: float, types: NumberTypes, backend: AttentionBackend
+        self, config: AttentionConfig, hidden_size: int, norm_eps: float, dtypes: ModelDtypes, backend: AttentionBackend
     ) -> None:
         super().__init__()
         query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         parts = {"q_proj": query_size, "k_proj": kv_size, "v_proj": kv_size}
-        self.qkv_proj = Linear(hidden_size, parts, has_bias=config.qkv_bias, types=types, is_fused=config.is_fused)
-        self.o_proj = Linear(query_size, hidden_size, has_bias=config.out_bias, types=types)
-        self.q_norm = RMSNorm(config.head_dim, norm_eps, types.compute) if config.has_qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, norm_eps, types.compute) if config.has_qk_norm else None
+        self.qkv_proj = Linear(hidden_size, parts, has_bias=config.qkv_bias, dtypes=dtypes, is_fused=config.is_fused)
+        self.o_proj = Linear(query_size, hidden_size, has_bias=config.out_bias, dtypes=dtypes)
+        self.q_norm = RMSNorm(config.head_dim, norm_eps, dtypes.compute) if config.has_qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, norm_eps, dtypes.compute) if config.has_qk_norm else None
         self.norm_eps = norm_eps
         self.rope = config.rope
         self.attn = Attention(
@@ -62,11 +62,11 @@ class SelfAttention(Module):
 class GatedMlp(Module):
     """The gated feed-forward part."""
 
-    def __init__(self, config: MlpConfig, hidden_size: int, types: NumberTypes) -> None:
+    def __init__(self, config: MlpConfig, hidden_size: int, dtypes: ModelDtypes) -> None:
         super().__init__()
         parts = {"gate_proj": config.size, "up_proj": config.size}
-        self.gate_up_proj = Linear(hidden_size, parts, has_bias=config.bias, types=types, is_fused=config.is_fused)
-        self.down_proj = Linear(config.size, hidden_size, has_bias=config.bias, types=types)
+        self.gate_up_proj = Linear(hidden_size, parts, has_bias=config.bias, dtypes=dtypes, is_fused=config.is_fused)
+        self.down_proj = Linear(config.size, hidden_size, has_bias=config.bias, dtypes=dtypes)
         self.activation = config.activation
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:  # [num_tokens, hidden_size], the same shape out
@@ -77,13 +77,13 @@ class DecoderLayer(Module):
     """One block. The residual stream is changed in place; what a block adds to it is added by the norm that follows."""
 
     def __init__(
-        self, config: LayerConfig, hidden_size: int, norm_eps: float, types: NumberTypes, backend: AttentionBackend
+        self, config: LayerConfig, hidden_size: int, norm_eps: float, dtypes: ModelDtypes, backend: AttentionBackend
     ) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(hidden_size, norm_eps, types.compute)
-        self.self_attn = SelfAttention(config.attention, hidden_size, norm_eps, types, backend)
-        self.post_attention_layernorm = RMSNorm(hidden_size, norm_eps, types.compute)
-        self.mlp = GatedMlp(config.mlp, hidden_size, types)
+        self.input_layernorm = RMSNorm(hidden_size, norm_eps, dtypes.compute)
+        self.self_attn = SelfAttention(config.attention, hidden_size, norm_eps, dtypes, backend)
+        self.post_attention_layernorm = RMSNorm(hidden_size, norm_eps, dtypes.compute)
+        self.mlp = GatedMlp(config.mlp, hidden_size, dtypes)
 
     def forward(
         self,
@@ -101,26 +101,26 @@ class DecoderLayer(Module):
 class DecoderModel(Module):
     """The decoder below its head; module names are the checkpoint's."""
 
-    def __init__(self, config: TransformerConfig, types: NumberTypes, backend: AttentionBackend) -> None:
+    def __init__(self, config: TransformerConfig, dtypes: ModelDtypes, backend: AttentionBackend) -> None:
         super().__init__()
         size, eps = config.hidden_size, config.norm_eps
-        self.embed_tokens = Embedding(config.vocab_size, size, types)
-        self.layers = ModuleList(DecoderLayer(layer, size, eps, types, backend) for layer in config.layers)
-        self.norm = RMSNorm(size, eps, types.compute)
+        self.embed_tokens = Embedding(config.vocab_size, size, dtypes)
+        self.layers = ModuleList(DecoderLayer(layer, size, eps, dtypes, backend) for layer in config.layers)
+        self.norm = RMSNorm(size, eps, dtypes.compute)
 
 
 class DecoderForCausalLM(Module):
     """The decoder with its head: a `CausalLM` (interface.py)."""
 
     def __init__(
-        self, config: TransformerConfig, types: NumberTypes, max_model_len: int, backend: AttentionBackend
+        self, config: TransformerConfig, dtypes: ModelDtypes, max_model_len: int, backend: AttentionBackend
     ) -> None:
         super().__init__()
         self.config = config
-        self.dtype = types.compute  # of activations and the KV cache
-        self.model = DecoderModel(config, types, backend)
+        self.dtype = dtypes.compute  # of activations and the KV cache
+        self.model = DecoderModel(config, dtypes, backend)
         self.lm_head = (
-            None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size, types=types)
+            None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size, dtypes=dtypes)
         )
         self.rotaries = [RotaryEmbedding(rope, config.max_position_embeddings, max_model_len) for rope in config.ropes]
         self.on_weights_changed: list[Callable[[], None]] = []

@@ -6,8 +6,8 @@ from typing import Protocol
 import torch
 
 from vllm.config import TransformerConfig
+from vllm.model_executor.dtypes import ModelDtypes
 from vllm.model_executor.layers.linear import WeightMatrix
-from vllm.model_executor.number_types import NumberTypes
 from vllm.model_executor.weights import WeightSlot
 from vllm.v1.attention import AttentionBackend, AttentionMetadata, CacheSpec
 
@@ -26,7 +26,7 @@ class CausalLM(Protocol):
     on_weights_changed: list[Callable[[], None]]
 
     def __init__(
-        self, config: TransformerConfig, types: NumberTypes, max_model_len: int, backend: AttentionBackend
+        self, config: TransformerConfig, dtypes: ModelDtypes, max_model_len: int, backend: AttentionBackend
     ) -> None: ...
 
     def __call__(

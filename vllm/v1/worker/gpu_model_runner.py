@@ -13,8 +13,8 @@ import torch
 
 from vllm import host_memory
 from vllm.config import VllmConfig
+from vllm.model_executor.dtypes import choose_dtypes
 from vllm.model_executor.model_loader import load_model
-from vllm.model_executor.number_types import choose_number_types
 from vllm.v1.attention import get_attention_backend
 from vllm.v1.messages import ModelRunnerOutput, SchedulerOutput
 from vllm.v1.sample.ops.logprobs import RowKind, score
@@ -53,7 +53,7 @@ class GPUModelRunner:
         self.backend = get_attention_backend(device)
         self.dtype = dtype
         quantization = vllm_config.model_config.quantization
-        compute_dtype = choose_number_types(
+        compute_dtype = choose_dtypes(
             dtype, quantization, device.type, batch_invariant=vllm_config.batch_invariant
         ).compute
         self.kv_cache = KVCache(vllm_config, self.backend, compute_dtype, device)
