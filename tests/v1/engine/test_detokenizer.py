@@ -17,11 +17,7 @@ from tests.v1.engine.spans import compute_token_spans
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.token_bytes import TokenBytes
 from vllm.tokenizers.tokenizer import Tokenizer, TokenizerSettings
-from vllm.v1.engine.detokenizer import (
-    IncrementalDetokenizer,
-    SilentDetokenizer,
-    make_detokenizer,
-)
+from vllm.v1.engine.detokenizer import Detokenizer, IncrementalDetokenizer, make_detokenizer
 
 KINDS = ["byte_level", "metaspace"]
 TEXTS = [
@@ -332,7 +328,7 @@ def test_without_tokenizer_or_detokenize_text_stays_empty_and_tokens_count() -> 
         make_detokenizer(None, [1], SamplingParams()),
         make_detokenizer(tokenizer, [1], SamplingParams(detokenize=False)),
     ):
-        assert isinstance(silent, SilentDetokenizer)
+        assert type(silent) is Detokenizer
         assert silent.update([3, 4], stop_terminated=True) is None
         assert silent.num_tokens == 2
         assert silent.take_new_text(finished=True, delta=False) == silent.output_text == ""

@@ -5,18 +5,20 @@ strings are looked for here, and text that could still become one is held back w
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.token_bytes import TokenBytes, decode_bytes
 from vllm.tokenizers.tokenizer import Tokenizer
 
 
-class Detokenizer(Protocol):
-    """One sequence's text."""
+class Detokenizer:
+    """One sequence's text. This one counts tokens and shows no text."""
 
-    num_tokens: int  # tokens taken, up to and including the one that completed a stop string
-    stop: tuple[str, ...]  # the stop strings that it looks for
+    __slots__ = ("num_tokens",)
+    stop: tuple[str, ...] = ()  # the stop strings that it looks for
+
+    def __init__(self) -> None:
+        self.num_tokens = 0  # tokens taken, up to and including the one that completed a stop string
 
     def update(self, new_token_ids: Sequence[int], *, stop_terminated: bool = False) -> str | None:
         """Take new tokens; return the stop string that they complete, if any.
@@ -24,19 +26,28 @@ class Detokenizer(Protocol):
         `stop_terminated` says that the last of them ended the sequence (EOS or a stop token id): its text is hidden.
         The caller drops the tokens that `num_tokens` does not count: they came after the stop string.
         """
+        self.num_tokens += len(new_token_ids)
+        return None
 
     def take_new_text(self, finished: bool, delta: bool) -> str:
-        """Return the text that may be shown: what is new since the last call (`delta`), or all of it."""
+        """Return the text that may be shown: what is new since the last call (`delta`), or all of it.
+
+        Until the sequence is finished, the last characters that could begin a stop string are held back.
+        """
+        return ""
 
     def take_token(self, token_id: int) -> str:
         """Take a token and return what it adds to the text: `update` and `take_new_text` in one, without stop strings.
 
         For sequences that go on and are read by deltas.
         """
+        self.num_tokens += 1
+        return ""
 
     @property
     def output_text(self) -> str:
         """All text so far, nothing held back."""
+        return ""
 
 
 def make_detokenizer(
@@ -44,7 +55,7 @@ def make_detokenizer(
 ) -> Detokenizer:
     """Return the detokenizer of a new sequence; without a tokenizer, or with detokenize=False, its text stays empty."""
     if tokenizer is None or not params.detokenize:
-        return SilentDetokenizer()
+        return Detokenizer()
     stop = params.stop or ()
     return IncrementalDetokenizer(
         tokenizer.token_bytes,
@@ -57,32 +68,7 @@ def make_detokenizer(
     )
 
 
-class SilentDetokenizer:
-    """Counts tokens and shows no text."""
-
-    __slots__ = ("num_tokens",)
-    stop: tuple[str, ...] = ()
-
-    def __init__(self) -> None:
-        self.num_tokens = 0
-
-    def update(self, new_token_ids: Sequence[int], *, stop_terminated: bool = False) -> str | None:
-        self.num_tokens += len(new_token_ids)
-        return None
-
-    def take_new_text(self, finished: bool, delta: bool) -> str:
-        return ""
-
-    def take_token(self, token_id: int) -> str:
-        self.num_tokens += 1
-        return ""
-
-    @property
-    def output_text(self) -> str:
-        return ""
-
-
-class IncrementalDetokenizer:
+class IncrementalDetokenizer(Detokenizer):
     """The text of one sequence, grown token by token: constant work a token, whatever the length.
 
     The prompt's end counts: a character that it leaves incomplete is completed by the first tokens, and a leading space
@@ -107,7 +93,6 @@ class IncrementalDetokenizer:
         "_text_of",
         "_token_bytes",
         "_window",
-        "num_tokens",
         "stop",
     )
 
@@ -122,6 +107,7 @@ class IncrementalDetokenizer:
         include_stop_str_in_output: bool = False,
         min_tokens: int = 0,
     ) -> None:
+        super().__init__()
         shown = token_bytes.shown(skip_special_tokens)
         self._token_bytes = token_bytes
         self._text_of = shown.text_of
@@ -133,14 +119,12 @@ class IncrementalDetokenizer:
         self._include_stop = include_stop_str_in_output
         self._held = 0 if include_stop_str_in_output or not self.stop else self._longest_stop - 1  # characters
         self._min_tokens = min_tokens
-        self.num_tokens = 0
         self._is_stopped = False
         self._window = ""  # the last (longest stop − 1) characters
         self._taken: list[str] = []  # handed out as deltas
         self._parts: list[str] = []  # not handed out yet
 
     def update(self, new_token_ids: Sequence[int], *, stop_terminated: bool = False) -> str | None:
-        """Take new tokens; return the stop string that they complete, if any (see `Detokenizer.update`)."""
         if self._is_stopped:
             return None
         shown_ids = new_token_ids
@@ -157,10 +141,6 @@ class IncrementalDetokenizer:
         return None
 
     def take_new_text(self, finished: bool, delta: bool) -> str:
-        """Return the text that may be shown: what is new since the last call (`delta`), or all of it.
-
-        Until the sequence is finished, the last characters that could begin a stop string are held back.
-        """
         if finished:
             self._flush()
         text = "".join(self._parts)
@@ -174,7 +154,6 @@ class IncrementalDetokenizer:
         return shown
 
     def take_token(self, token_id: int) -> str:
-        """Take a token and return what it adds to the text (see `Detokenizer.take_token`)."""
         if self._held or self._parts or self._is_stopped:
             self.update((token_id,))
             return self.take_new_text(finished=False, delta=True)
@@ -188,7 +167,6 @@ class IncrementalDetokenizer:
 
     @property
     def output_text(self) -> str:
-        """All text so far, nothing held back."""
         return "".join(self._taken) + "".join(self._parts)
 
     def _decode(self, token_id: int) -> str:

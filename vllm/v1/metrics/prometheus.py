@@ -222,9 +222,9 @@ class EngineMetrics:
         for sequence in family.sequences:
             self._sequences.pop(sequence.child_id, None)
         self._finished[reason].inc()
-        for histogram, value in zip(self._of_requests, family.measure(now), strict=True):
+        for name, value in family.measure(now).items():
             if value is not None:
-                histogram.observe(value)
+                self._of_requests[name].observe(value)
 
     def _record_stats(self, stats: SchedulerStats) -> None:
         last, self._last_stats = self._last_stats, stats
@@ -309,23 +309,23 @@ class EngineMetrics:
         self._between_tokens = make(
             "inter_token_latency_seconds", "between two tokens of a sequence", BETWEEN_TOKENS_BUCKETS
         )
-        # In the order of `Family.measure`.
-        self._of_requests = [
-            make("e2e_request_latency_seconds", "from arrival to the last token", LATENCY_BUCKETS),
-            make("request_prompt_tokens", "prompt tokens of a request", token_buckets),
-            make("request_generation_tokens", "generated tokens of a request, its children summed", token_buckets),
-            make("request_max_num_generation_tokens", "generated tokens of a request's longest child", token_buckets),
-            make("request_params_n", "n of a request", N_BUCKETS),
-            make("request_params_max_tokens", "max_tokens of a request", token_buckets),
-            make("request_num_preemptions", "preemptions of a request", PREEMPTION_BUCKETS),
-            make("request_prefill_kv_computed_tokens", "prompt tokens that were not cached", token_buckets),
-            make("request_inference_time_seconds", "from a request's first place to its end", LATENCY_BUCKETS),
-            make("request_queue_time_seconds", "from arrival to a request's first place in a batch", LATENCY_BUCKETS),
-            make("request_prefill_time_seconds", "from a request's first place to its first token", LATENCY_BUCKETS),
-            make("request_decode_time_seconds", "from a request's first token to its last", LATENCY_BUCKETS),
-            make("request_time_per_output_token_seconds", "decode time for each token after the first",
+        of_requests = [  # what `Family.measure` returns
+            ("e2e_request_latency_seconds", "from arrival to the last token", LATENCY_BUCKETS),
+            ("request_prompt_tokens", "prompt tokens of a request", token_buckets),
+            ("request_generation_tokens", "generated tokens of a request, its children summed", token_buckets),
+            ("request_max_num_generation_tokens", "generated tokens of a request's longest child", token_buckets),
+            ("request_params_n", "n of a request", N_BUCKETS),
+            ("request_params_max_tokens", "max_tokens of a request", token_buckets),
+            ("request_num_preemptions", "preemptions of a request", PREEMPTION_BUCKETS),
+            ("request_prefill_kv_computed_tokens", "prompt tokens that were not cached", token_buckets),
+            ("request_inference_time_seconds", "from a request's first place to its end", LATENCY_BUCKETS),
+            ("request_queue_time_seconds", "from arrival to a request's first place in a batch", LATENCY_BUCKETS),
+            ("request_prefill_time_seconds", "from a request's first place to its first token", LATENCY_BUCKETS),
+            ("request_decode_time_seconds", "from a request's first token to its last", LATENCY_BUCKETS),
+            ("request_time_per_output_token_seconds", "decode time for each token after the first",
                  BETWEEN_TOKENS_BUCKETS),
         ]  # fmt: skip
+        self._of_requests = {name: make(name, text, buckets) for name, text, buckets in of_requests}
 
 
 def _usage(stats: SchedulerStats) -> float:
