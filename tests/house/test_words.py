@@ -55,14 +55,6 @@ RETIRED = {
 # Names that others gave: an interface that calls us, or a library's.
 OTHERS = frozenset({"connection_made", "quiet_NaN"})
 
-# Names with a retired word that stand for now; the list only gets shorter.
-STILL_TO_RENAME = {
-    "_Plan",
-    "_make_plan",
-    "plan_scoring",
-    "plans",
-}
-
 
 class Name(NamedTuple):
     text: str
@@ -154,7 +146,7 @@ def test_names_are_made_of_known_words() -> None:
 def test_retired_words_are_a_part_of_no_name() -> None:
     found = []
     for name in [*find_python_names(), *find_files_of_csrc(), *find_identifiers_of_csrc()]:
-        if name.text in OTHERS or name.text in STILL_TO_RENAME:
+        if name.text in OTHERS:
             continue
         found += [f"{name.where}: {name.text}: say {RETIRED[word]}" for word in RETIRED if has_words(name.text, word)]
     assert not found, "\n".join(sorted(set(found)))

@@ -156,7 +156,7 @@ def test_the_references_tiles_and_groups_equal_dense_float64_and_keep_their_boun
         torch.testing.assert_close(
             batch.attend(window=window).double(), batch.attend_densely(window=window), atol=2e-6, rtol=1e-5
         )
-    groups = batch.attn.plans[None].groups
+    groups = batch.attn.kept[None].groups
     assert len(groups) > 3
     row_bytes = 2 * 4 * 2 * 8
     assert all(len(g.rows) == 1 or g.bias.numel() * row_bytes <= 2048 for g in groups), (

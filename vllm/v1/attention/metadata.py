@@ -8,7 +8,7 @@ import torch
 
 
 class HostMetadata(NamedTuple):
-    """The same numbers on the host: loops and plans never wait for the device."""
+    """The same numbers on the host: loops never wait for the device."""
 
     query_starts: np.ndarray  # [num_reqs + 1] int64
     seq_lens: np.ndarray  # [num_reqs] int64
@@ -34,7 +34,7 @@ class AttentionMetadata:
     max_seq_len: int
     host: HostMetadata
     # What a backend works out at the step's first layer and keeps for the others; its own business.
-    plans: dict[Any, Any] = field(default_factory=dict)
+    kept: dict[Any, Any] = field(default_factory=dict)
 
 
 def make_attention_metadata(

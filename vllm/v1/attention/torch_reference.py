@@ -40,7 +40,7 @@ class _Prefill(NamedTuple):
     key_offset: int  # absolute position of the first key, counted from that of the first row (≤ 0)
 
 
-class _Plan(NamedTuple):
+class _Work(NamedTuple):
     groups: list[_DecodeGroup]
     prefills: list[_Prefill]
 
@@ -60,15 +60,15 @@ def attend(
     Position i sees positions j ≤ i; with a sliding window only those with j > i − sliding_window. With a soft cap a
     score s becomes soft_cap · tanh(s / soft_cap). A head's sink takes part in each of its softmaxes, without a value.
     """
-    plan = attn.plans.get(sliding_window)
-    if plan is None:
-        plan = attn.plans[sliding_window] = _make_plan(attn, kv_cache, sliding_window)
+    work = attn.kept.get(sliding_window)
+    if work is None:
+        work = attn.kept[sliding_window] = _make_work(attn, kv_cache, sliding_window)
     output = torch.empty_like(query, memory_format=torch.contiguous_format)
     num_kv_heads = kv_cache.shape[3]
     weights = _Weights(soft_cap, None if sinks is None else sinks.float().view(num_kv_heads, -1))
-    for group in plan.groups:
+    for group in work.groups:
         output[group.rows] = _attend_decodes(query[group.rows], kv_cache, group, scale, weights).to(query.dtype)
-    for prefill in plan.prefills:
+    for prefill in work.prefills:
         rows = slice(prefill.first_row, prefill.end_row)
         output[rows] = _attend_tile(query[rows], kv_cache, prefill, scale, sliding_window, weights).to(query.dtype)
     return output
@@ -175,10 +175,10 @@ def _attend_tile(
     return attended[0].view(num_kv_heads, num_rows, group, head_dim).transpose(0, 1).reshape(query.shape)
 
 
-# ---- plans: made from the host's numbers at the step's first layer
+# ---- work: found from the host's numbers at the step's first layer
 
 
-def _make_plan(attn: AttentionMetadata, kv_cache: torch.Tensor, sliding_window: int | None) -> _Plan:
+def _make_work(attn: AttentionMetadata, kv_cache: torch.Tensor, sliding_window: int | None) -> _Work:
     query_lens = np.diff(attn.host.query_starts)
     prefills: list[_Prefill] = []
     for request in np.flatnonzero(query_lens > 1):
@@ -188,7 +188,7 @@ def _make_plan(attn: AttentionMetadata, kv_cache: torch.Tensor, sliding_window: 
         _make_group(attn, requests, sliding_window, kv_cache.device)
         for requests in _split_decodes(attn, np.flatnonzero(query_lens == 1), sliding_window, 8 * width)
     ]
-    return _Plan(groups, prefills)
+    return _Work(groups, prefills)
 
 
 def _first_blocks(attn: AttentionMetadata, requests: np.ndarray, sliding_window: int | None) -> np.ndarray:

@@ -85,7 +85,7 @@ def find_changed_rows(
     return is_changed
 
 
-def plan_scoring(
+def group_scored_rows(
     table: ScoreTable,
     wants_processed: np.ndarray,  # [num_rows] bool
     is_changed: np.ndarray,  # [num_rows] bool

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from vllm.v1.sample.logits_processor import LogitsEdits, RuledRow, make_edits
-from vllm.v1.sample.metadata import Draws, Filters, SamplingMetadata, find_changed_rows, plan_scoring
+from vllm.v1.sample.metadata import Draws, Filters, SamplingMetadata, find_changed_rows, group_scored_rows
 from vllm.v1.sample.ops.logprobs import RowKind, ScoreTable
 from vllm.v1.sample.ops.penalties import Penalties, PenaltyRow, make_penalties
 from vllm.v1.worker.gpu_input_batch import InputBatch
@@ -32,7 +32,7 @@ def make_sampling_metadata(batch: InputBatch, rows: np.ndarray, device: torch.de
         return metadata
     table = _make_score_table(batch, rows)
     is_changed = find_changed_rows(num_rows, metadata.temperature, filters, edits, penalised)
-    kept_rows, spans = plan_scoring(table, batch.wants_processed[rows], is_changed, batch.num_draws[rows])
+    kept_rows, spans = group_scored_rows(table, batch.wants_processed[rows], is_changed, batch.num_draws[rows])
     return metadata._replace(score_table=table, kept_rows=kept_rows, spans=spans)
 
 
