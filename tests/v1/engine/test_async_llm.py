@@ -18,8 +18,8 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.core_client_mp import cut
 from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.engine.output_pump import cut
 from vllm.v1.engine.queue_limits import QueueLimits
 from vllm.v1.messages import (
     DecodeBatchTokens,
@@ -322,9 +322,7 @@ def test_a_refusal_by_the_core_ends_its_request_only(async_engine: AsyncLLM) -> 
         (internal_id,) = [key for key in async_engine._collectors if key.startswith("a-")]
         request = async_engine._output_processor._parents[internal_id]
         duplicate = async_engine._input_processor.process("a", request.prompt_token_ids, SamplingParams()).core_request
-        async_engine._client._connection.send_request(
-            type(duplicate)(**{**_fields(duplicate), "request_id": internal_id})
-        )
+        async_engine._client._send_request(type(duplicate)(**{**_fields(duplicate), "request_id": internal_id}))
         with pytest.raises(VLLMValidationError, match="in use"):
             await reader
         await async_engine._call(EngineCore.resume, "test")

@@ -24,7 +24,6 @@ from vllm.v1.engine.input_processor import InputProcessor, ProcessedRequest
 from vllm.v1.engine.llm_engine import check_sleep_mode, log_start, make_tokenizer, refuse_lora
 from vllm.v1.engine.output_collector import RequestOutputCollector
 from vllm.v1.engine.output_processor import OutputProcessor
-from vllm.v1.engine.output_pump import OutputPump
 from vllm.v1.engine.queue_limits import QueueLimits
 from vllm.v1.engine.wire import Refused
 from vllm.v1.messages import EngineCoreOutputs, SchedulerStats
@@ -63,7 +62,7 @@ class AsyncLLM:
         self._limits = QueueLimits(
             max_num_queued_reqs, max_num_queued_tokens, vllm_config.scheduler_config.max_num_seqs
         )
-        self._client = AsyncMPClient(vllm_config)
+        self._client = AsyncMPClient(vllm_config, self)
         try:
             self.tokenizer = make_tokenizer(vllm_config.model_config)  # while the core loads the model
             self._client.wait_until_ready()
@@ -76,7 +75,6 @@ class AsyncLLM:
         self._output_processor = OutputProcessor(self.tokenizer, stream_interval=stream_interval, log_stats=log_stats)
         self.metrics = self._make_metrics() if log_stats else None
         self._collectors: dict[str, RequestOutputCollector] = {}  # of the open requests, by the engine's own ids
-        self._pump = OutputPump(self._client, self)
         self._dead_error: EngineDeadError | None = None
         self._is_shut_down = False
         self._reopened: asyncio.Event | None = None  # set when a pause ends; None: no pause
@@ -274,10 +272,10 @@ class AsyncLLM:
             EngineDeadError: there is nothing to serve any more.
         """
         self._check_alive()
-        self._pump.attach()
+        self._client.attach()
 
     def handle_outputs(self, outputs: EngineCoreOutputs) -> None:
-        """Take a step's outputs from the pump."""
+        """Take a step's outputs, or a slice of them."""
         self._limits.note_outputs(outputs)
         processed = self._output_processor.process_outputs(outputs)
         if processed.ids_to_abort:
@@ -305,9 +303,7 @@ class AsyncLLM:
     def _end(self, reason: str) -> None:
         for collector in self._collectors.values():
             collector.put(EngineDeadError(reason))
-        self._pump.stop()
-        self._client.fail_calls(EngineDeadError(reason))
-        self._client.shutdown()
+        self._client.shutdown(reason)
         self._abort(self._output_processor.get_live_ids())
         if self._reopened is not None:
             self._reopened.set()
@@ -317,7 +313,7 @@ class AsyncLLM:
         if self._is_shut_down:
             raise EngineDeadError("the engine was shut down; make a new one")
         if self._dead_error is None and self._client.has_died():
-            self._pump.drain()
+            self._client.drain()
         if self._dead_error is not None:
             raise EngineDeadError(str(self._dead_error))
 
