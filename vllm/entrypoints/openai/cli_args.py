@@ -17,39 +17,53 @@ from vllm.exceptions import VLLMUnsupportedError, VLLMValidationError
 
 DEFAULT_MAX_BODY_BYTES = 32 * 2**20  # 1,024 prompts of 4,096 token ids
 
+_WORDS: dict[str, Any] = {"nargs": "+", "action": "extend"}
+_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+
+# flag → its default, its help, and what argparse is told beside its type, which is the default's (text for None);
+# a default of true or false makes a switch
+_SERVER_FLAGS: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "--host": ("127.0.0.1", "address to listen on; 0.0.0.0 for every network", {}),
+    "--port": (8000, "port to listen on; 0 takes a free one", {}),
+    "--uds": (None, "path of a unix socket to listen on, in place of host and port", {}),
+    "--root-path": ("", "path under which a proxy shows the server", {}),
+    "--api-key": ([], "keys, one of which a client must send (VLLM_API_KEY is one more)", _WORDS),
+    "--allowed-origins": (["*"], "CORS: origins that a browser may use, as words or a JSON list", _WORDS),
+    "--allowed-methods": (["*"], "CORS: methods that a browser may use, as words or a JSON list", _WORDS),
+    "--allowed-headers": (["*"], "CORS: headers that a browser may use, as words or a JSON list", _WORDS),
+    "--allow-credentials": (False, "CORS: let browsers send cookies and keys", {}),
+    "--ssl-keyfile": (None, "key for TLS", {}),
+    "--ssl-certfile": (None, "certificate for TLS", {}),
+    "--ssl-ca-certs": (None, "certificates that clients must be signed by", {}),
+    "--uvicorn-log-level": ("info", "what the HTTP server logs", {"choices": _LEVELS}),
+    "--disable-uvicorn-access-log": (False, "no line in the log for each request", {}),
+    "--disable-fastapi-docs": (False, "no /docs and no /openapi.json", {}),
+    "--playground": (True, "the page for people at GET /", {}),
+    "--enable-request-id-headers": (False, "send X-Request-Id back", {}),
+    "--enable-server-load-tracking": (False, "accepted for vLLM's sake: /load always counts", {}),
+    "--max-request-body-bytes": (DEFAULT_MAX_BODY_BYTES, "largest body of a request", {}),
+    "--shutdown-timeout": (0.0, "seconds that running requests may still take at SIGTERM; 0 ends them", {}),
+    "--sse-keep-alive-interval": (0.0, "seconds of silence after which a stream sends a comment; 0: never", {}),
+}
+_ANSWER_FLAGS: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "--chat-template": (None, "file with a chat template, or the template itself, in place of the model's", {}),
+    "--chat-template-content-format": (
+        "auto",
+        "how a template sees the parts of a message: as one string",
+        {"choices": ("auto", "string")},
+    ),
+    "--trust-request-chat-template": (False, "let requests bring their own chat template (it is a program)", {}),
+    "--response-role": ("assistant", "who speaks in a chat's answer", {}),
+    "--return-tokens-as-token-ids": (False, 'name tokens "token_id:N" in logprobs', {}),
+    "--enable-prompt-tokens-details": (False, "say in usage how many prompt tokens were cached", {}),
+    "--enable-force-include-usage": (False, "end every stream with usage", {}),
+    "--enable-tokenizer-info-endpoint": (True, "GET /tokenizer_info", {}),
+    "--enable-log-requests": (False, "log prompts and parameters of requests: people's text", {}),
+    "--enable-log-outputs": (False, "log answers that are not streamed: people's text", {}),
+    "--max-log-len": (None, "characters or token ids of a prompt or answer in the log", {"type": int}),
+}
 DEFAULTS: dict[str, Any] = {
-    "host": "127.0.0.1",
-    "port": 8000,
-    "uds": None,
-    "root_path": "",
-    "api_key": [],
-    "allowed_origins": ["*"],
-    "allowed_methods": ["*"],
-    "allowed_headers": ["*"],
-    "allow_credentials": False,
-    "ssl_keyfile": None,
-    "ssl_certfile": None,
-    "ssl_ca_certs": None,
-    "uvicorn_log_level": "info",
-    "disable_uvicorn_access_log": False,
-    "disable_fastapi_docs": False,
-    "playground": True,
-    "enable_request_id_headers": False,
-    "enable_server_load_tracking": False,
-    "enable_tokenizer_info_endpoint": True,
-    "enable_prompt_tokens_details": False,
-    "enable_force_include_usage": False,
-    "enable_log_outputs": False,
-    "enable_log_requests": False,
-    "max_log_len": None,
-    "chat_template": None,
-    "chat_template_content_format": "auto",
-    "trust_request_chat_template": False,
-    "response_role": "assistant",
-    "return_tokens_as_token_ids": False,
-    "sse_keep_alive_interval": 0.0,
-    "max_request_body_bytes": DEFAULT_MAX_BODY_BYTES,
-    "shutdown_timeout": 0.0,
+    **{flag[2:].replace("-", "_"): default for flag, (default, _, _) in (_SERVER_FLAGS | _ANSWER_FLAGS).items()},
     "api_server_count": 1,
 }
 
@@ -89,8 +103,11 @@ def add_serve_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", action=_ReadConfigFile, default=argparse.SUPPRESS, metavar="FILE.yaml", help="flags, by their names"
     )
-    _add_network_flags(parser)
-    _add_answer_flags(parser)
+    group = parser.add_argument_group("server")
+    _add_flags(group, _SERVER_FLAGS)
+    count: dict[str, Any] = {"type": int, "default": argparse.SUPPRESS, "metavar": "INT"}
+    group.add_argument("--api-server-count", "-asc", help="must be 1", **count)
+    _add_flags(parser.add_argument_group("answers"), _ANSWER_FLAGS)
     for flag in UNSERVED_FLAGS:
         parser.add_argument(flag, action=_RefuseFlag, nargs="*", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     AsyncEngineArgs.add_cli_args(
@@ -157,63 +174,18 @@ def read_chat_template(given: str | None) -> str | None:
         raise VLLMValidationError(f"--chat-template: {given} can't be read: {error}") from None
 
 
-def _add_network_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("server")
-    _add(group, "--host", "address to listen on; 0.0.0.0 for every network")
-    _add(group, "--port", "port to listen on; 0 takes a free one", kind=int)
-    _add(group, "--uds", "path of a unix socket to listen on, in place of host and port")
-    _add(group, "--root-path", "path under which a proxy shows the server")
-    words: dict[str, Any] = {"nargs": "+", "action": "extend"}
-    _add(group, "--api-key", "keys, one of which a client must send (VLLM_API_KEY is one more)", **words)
-    for name in ("origins", "methods", "headers"):
-        _add(group, f"--allowed-{name}", f"CORS: {name} that a browser may use, as words or a JSON list", **words)
-    _add_switch(group, "--allow-credentials", "CORS: let browsers send cookies and keys")
-    _add(group, "--ssl-keyfile", "key for TLS")
-    _add(group, "--ssl-certfile", "certificate for TLS")
-    _add(group, "--ssl-ca-certs", "certificates that clients must be signed by")
-    levels = ("critical", "error", "warning", "info", "debug", "trace")
-    _add(group, "--uvicorn-log-level", "what the HTTP server logs", choices=levels)
-    _add_switch(group, "--disable-uvicorn-access-log", "no line in the log for each request")
-    _add_switch(group, "--disable-fastapi-docs", "no /docs and no /openapi.json")
-    _add_switch(group, "--playground", "the page for people at GET /")
-    _add_switch(group, "--enable-request-id-headers", "send X-Request-Id back")
-    _add_switch(group, "--enable-server-load-tracking", "accepted for vLLM's sake: /load always counts")
-    _add(group, "--max-request-body-bytes", "largest body of a request", kind=int)
-    seconds = {"--shutdown-timeout": "seconds that running requests may still take at SIGTERM; 0 ends them"}
-    seconds["--sse-keep-alive-interval"] = "seconds of silence after which a stream sends a comment; 0: never"
-    for flag, help_text in seconds.items():
-        _add(group, flag, help_text, kind=float)
-    count: dict[str, Any] = {"type": int, "default": argparse.SUPPRESS, "metavar": "INT"}
-    group.add_argument("--api-server-count", "-asc", help="must be 1", **count)
-
-
-def _add_answer_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("answers")
-    _add(group, "--chat-template", "file with a chat template, or the template itself, in place of the model's")
-    parts = "how a template sees the parts of a message: as one string"
-    _add(group, "--chat-template-content-format", parts, choices=("auto", "string"))
-    _add_switch(group, "--trust-request-chat-template", "let requests bring their own chat template (it is a program)")
-    _add(group, "--response-role", "who speaks in a chat's answer")
-    _add_switch(group, "--return-tokens-as-token-ids", 'name tokens "token_id:N" in logprobs')
-    _add_switch(group, "--enable-prompt-tokens-details", "say in usage how many prompt tokens were cached")
-    _add_switch(group, "--enable-force-include-usage", "end every stream with usage")
-    _add_switch(group, "--enable-tokenizer-info-endpoint", "GET /tokenizer_info")
-    _add_switch(group, "--enable-log-requests", "log prompts and parameters of requests: people's text")
-    _add_switch(group, "--enable-log-outputs", "log answers that are not streamed: people's text")
-    _add(group, "--max-log-len", "characters or token ids of a prompt or answer in the log", kind=int)
-
-
-def _add(group: Any, flag: str, help_text: str, *, kind: type = str, **options: Any) -> None:
-    default = DEFAULTS[flag[2:].replace("-", "_")]
-    shown = "" if default in (None, "", []) else f" (default: {default})"
-    if "choices" not in options:
-        options["metavar"] = kind.__name__.upper()
-    group.add_argument(flag, type=kind, default=argparse.SUPPRESS, help=help_text + shown, **options)
-
-
-def _add_switch(group: Any, flag: str, help_text: str) -> None:
-    shown = " (default: on)" if DEFAULTS[flag[2:].replace("-", "_")] else ""
-    group.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help_text + shown)
+def _add_flags(group: Any, flags: dict[str, tuple[Any, str, dict[str, Any]]]) -> None:
+    for flag, (default, help_text, options) in flags.items():
+        given: dict[str, Any] = {"default": argparse.SUPPRESS, **options}
+        if isinstance(default, bool):
+            given["action"] = argparse.BooleanOptionalAction
+            shown = " (default: on)" if default else ""
+        else:
+            given.setdefault("type", type(default) if isinstance(default, int | float) else str)
+            if "choices" not in given:
+                given["metavar"] = given["type"].__name__.upper()
+            shown = "" if default in (None, "", []) else f" (default: {default})"
+        group.add_argument(flag, help=help_text + shown, **given)
 
 
 class _RefuseFlag(argparse.Action):

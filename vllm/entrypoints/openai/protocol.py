@@ -78,6 +78,7 @@ class GenerationRequest(BaseModel):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    echo: bool | None = None
     n: int | None = None
     seed: int | None = Field(None, ge=-(2**63), le=INT64_MAX)
     stop: StopStrings = None
@@ -134,13 +135,9 @@ class GenerationRequest(BaseModel):
         """How many alternatives of each generated token are asked for; None is no logprobs."""
 
     @property
-    @abc.abstractmethod
     def prompt_logprobs_count(self) -> int | None:
         """What the engine is asked for: an echo with logprobs scores the prompt too."""
-
-    @abc.abstractmethod
-    def check(self) -> None:
-        """Raise for combinations of fields that mean nothing."""
+        return self.asked_logprobs if self.prompt_logprobs is None and self.echo else self.prompt_logprobs
 
     @property
     def includes_usage(self) -> bool:
@@ -157,18 +154,15 @@ class GenerationRequest(BaseModel):
         """Whether logprobs are answered as columns."""
         return self.logprobs_format == "columnar"
 
-    def check_logprobs_format(self) -> None:
-        """Raise for a format that there is not."""
+    def check(self) -> None:
+        """Raise for combinations of fields that mean nothing."""
+        if self.stream_options is not None and not self.stream:
+            raise VLLMValidationError(
+                "Stream options can only be defined when `stream=True`.", parameter="stream_options"
+            )
         if self.logprobs_format is not None and self.logprobs_format not in LOGPROBS_FORMATS:
             raise VLLMValidationError(
                 f"`logprobs_format` must be one of {', '.join(LOGPROBS_FORMATS)}; got {self.logprobs_format!r}",
                 parameter="logprobs_format",
                 value=self.logprobs_format,
-            )
-
-    def check_streaming(self) -> None:
-        """Raise where stream options come without a stream."""
-        if self.stream_options is not None and not self.stream:
-            raise VLLMValidationError(
-                "Stream options can only be defined when `stream=True`.", parameter="stream_options"
             )

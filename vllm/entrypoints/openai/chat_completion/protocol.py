@@ -21,7 +21,6 @@ class ChatCompletionRequest(GenerationRequest):
     max_tokens: int | None = None
     reasoning_effort: str | None = None
     # ---- vLLM's
-    echo: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     documents: list[dict[str, Any]] | None = None
@@ -41,15 +40,8 @@ class ChatCompletionRequest(GenerationRequest):
     def asked_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    @property
-    def prompt_logprobs_count(self) -> int | None:
-        if self.prompt_logprobs is None and self.echo:
-            return self.asked_logprobs
-        return self.prompt_logprobs
-
     def check(self) -> None:
-        self.check_streaming()
-        self.check_logprobs_format()
+        super().check()
         if self.top_logprobs is not None and self.top_logprobs != 0 and not self.logprobs:
             raise VLLMValidationError(
                 "when using `top_logprobs`, `logprobs` must be set to true.", parameter="top_logprobs"

@@ -62,7 +62,6 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Prompts = Field(None, validate_default=True)
     best_of: int | None = None
-    echo: bool | None = None
     logprobs: LogprobsCount = None
     max_tokens: int | None = None
 
@@ -78,15 +77,8 @@ class CompletionRequest(GenerationRequest):
     def asked_logprobs(self) -> int | None:
         return self.logprobs
 
-    @property
-    def prompt_logprobs_count(self) -> int | None:
-        if self.prompt_logprobs is None and self.echo:
-            return self.logprobs
-        return self.prompt_logprobs
-
     def check(self) -> None:
-        self.check_streaming()
-        self.check_logprobs_format()
+        super().check()
         self._check_best_of()
         total = len(self.prompt) * max(self.num_choices, self.num_candidates)
         if len(self.prompt) > 1 and total > (limit := envs.max_n_sequences()):
