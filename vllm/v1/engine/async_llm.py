@@ -21,7 +21,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.core_client_mp import AsyncMPClient
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedRequest
-from vllm.v1.engine.llm_engine import check_sleep_mode, log_start, make_tokenizer, refuse_lora
+from vllm.v1.engine.llm_engine import check_arguments, check_sleep_mode, log_start, make_tokenizer
 from vllm.v1.engine.output_collector import RequestOutputCollector
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.queue_limits import QueueLimits
@@ -168,11 +168,7 @@ class AsyncLLM:
             EngineDeadError: the engine has died or was shut down.
         """
         self._attach()
-        if not isinstance(request_id, str):
-            raise TypeError(f"request_id must be a str; got {type(request_id).__name__}")
-        refuse_lora(lora_request)
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise VLLMValidationError("priority must be a whole number", parameter="priority", value=priority)
+        check_arguments(request_id, lora_request, priority)
         if data_parallel_rank:
             raise VLLMUnsupportedError(
                 "data_parallel_rank is not supported: there is one engine", parameter="data_parallel_rank"

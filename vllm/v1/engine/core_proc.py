@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import msgspec
@@ -141,14 +142,15 @@ class EngineCoreProcess:
     def _step(self) -> None:
         try:
             outputs = self._core.step()
-            self._num_failed_steps = 0
         except Exception as error:
             self._num_failed_steps += 1
             if self._num_failed_steps >= MAX_FAILED_STEPS:
                 raise
             logger.exception("a step failed; the requests that ran in it are answered with an error")
-            outputs = self._make_error_outputs(error)
-        self._report(outputs)
+            self._report_state(self._make_errors(error))
+        else:
+            self._num_failed_steps = 0
+            self._report(outputs)
 
     def _step_once(self) -> None:
         """Run a step that was asked for; its failure is for whoever asked, as when the core runs in his own process."""
@@ -160,24 +162,21 @@ class EngineCoreProcess:
             return
         self._report(outputs)
 
-    def _make_error_outputs(self, error: Exception) -> EngineCoreOutputs:
+    def _make_errors(self, error: Exception) -> list[EngineCoreOutput]:
         """Return an error for each request that the core has lost by a step that raised."""
         live = {family_id for family_id in self._families if self._is_live(family_id)}
         # Among the others are some that ended before: nobody listens to those any more.
         lost, self._families = self._families - live, live
         text = f"the step that this request ran in failed: {type(error).__name__}: {error}"
-        outputs = [
+        return [
             EngineCoreOutput(request_id=family_id, new_token_ids=[], finish_reason=FinishReason.ERROR, error=text)
             for family_id in sorted(lost)
         ]
-        return EngineCoreOutputs(
-            outputs=outputs, prompt_scores=[], stats=self._core.get_stats(), timestamp=time.monotonic()
-        )
 
-    def _report_state(self) -> None:
-        self._report(
-            EngineCoreOutputs(outputs=[], prompt_scores=[], stats=self._core.get_stats(), timestamp=time.monotonic())
-        )
+    def _report_state(self, outputs: Sequence[EngineCoreOutput] = ()) -> None:
+        """Report what runs and waits, and `outputs` that no step brought."""
+        stats, now = self._core.get_stats(), time.monotonic()
+        self._report(EngineCoreOutputs(outputs=[*outputs], prompt_scores=[], stats=stats, timestamp=now))
 
     def _report(self, outputs: EngineCoreOutputs) -> None:
         self._is_stale = False

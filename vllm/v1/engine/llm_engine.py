@@ -91,11 +91,7 @@ class LLMEngine:
         """
         if self._is_shut_down:
             raise EngineDeadError("the engine was shut down; make a new one")
-        if not isinstance(request_id, str):
-            raise TypeError(f"request_id must be a str; got {type(request_id).__name__}")
-        refuse_lora(lora_request)
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise VLLMValidationError("priority must be a whole number", parameter="priority", value=priority)
+        check_arguments(request_id, lora_request, priority)
         processed = self.input_processor.process(
             request_id,
             prompt,
@@ -220,6 +216,15 @@ def check_sleep_mode(mode: str) -> None:
         raise VLLMValidationError(
             f"mode must be one of {', '.join(SLEEP_MODES)}; got {mode!r}", parameter="mode", value=mode
         )
+
+
+def check_arguments(request_id: Any, lora_request: Any, priority: Any) -> None:
+    """Raise for what no request may have, whatever its prompt and params."""
+    if not isinstance(request_id, str):
+        raise TypeError(f"request_id must be a str; got {type(request_id).__name__}")
+    refuse_lora(lora_request)
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise VLLMValidationError("priority must be a whole number", parameter="priority", value=priority)
 
 
 def refuse_lora(lora_request: Any) -> None:
