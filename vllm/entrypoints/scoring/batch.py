@@ -203,10 +203,16 @@ class Dispatcher:
         return ready
 
     def end(self, index: int) -> list[int]:
-        """Record the end of a request and return those that waited for it."""
-        self._ended.add(index)
-        self._num_open_tokens -= self._open_tokens.pop(index)
-        return self._waiting.pop(index, [])
+        """Record the end of a request and return those that it lets start; none of a context that has failed."""
+        ready: list[int] = []
+        ended = [index]
+        while ended:
+            index = ended.pop()
+            self._ended.add(index)
+            self._num_open_tokens -= self._open_tokens.pop(index)
+            for waiting in self._waiting.pop(index, ()):
+                (ended if self._batch.has_failed(waiting) else ready).append(waiting)
+        return ready
 
     def _has_room(self, request: BatchedRequest) -> bool:
         has_tokens = self._num_open_tokens + request.num_new_tokens <= self._max_open_tokens

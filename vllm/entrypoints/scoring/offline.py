@@ -107,54 +107,36 @@ class ScoringMethods:
 
 def score_batch(llm: ScoringMethods, batch: ScoringBatch, use_tqdm: UseTqdm = None) -> list[ContinuationScore]:
     """Run a batch's requests, each as soon as what it waits for has ended, and return the scores of its pairs."""
-    run = _Run(llm, batch)
-    with InterruptGuard() as guard, llm._aborting_on_error(run.request_ids):
+    config = llm.llm_engine.vllm_config
+    num_kv_tokens = llm.llm_engine.engine_core.ready.num_gpu_blocks * config.cache_config.block_size
+    dispatcher = Dispatcher(batch, num_kv_tokens // 2, 2 * config.scheduler_config.max_num_seqs)
+    places: dict[str, int] = {}  # request id → its index in the batch
+    request_ids: list[str] = []
+
+    def start(indices: Sequence[int]) -> None:
+        for index in indices:
+            request = batch.requests[index]
+            request_id = str(next(llm.request_counter))
+            llm.llm_engine.add_request(request_id, request.as_input(), request.params)
+            places[request_id] = index
+            request_ids.append(request_id)
+
+    with InterruptGuard() as guard, llm._aborting_on_error(request_ids):
         bar = ProgressBar(len(batch.requests), use_tqdm, "Scored continuations")
         try:
-            while not run.dispatcher.is_done:
+            while not dispatcher.is_done:
                 guard.check()
-                for index in run.dispatcher.take_ready():
-                    run.start(index)
+                start(dispatcher.take_ready())
                 for output in llm.llm_engine.step():
-                    if output.request_id in run.places:
-                        run.take(output)
+                    if (index := places.get(output.request_id)) is not None:
+                        batch.take(index, output)
+                        start(dispatcher.end(index))
                         bar.update(output)
                     else:
                         llm._finished[output.request_id] = output
         finally:
             bar.close()
     return batch.make_scores()
-
-
-class _Run:
-    """The state of a batch that runs."""
-
-    def __init__(self, llm: ScoringMethods, batch: ScoringBatch) -> None:
-        config = llm.llm_engine.vllm_config
-        num_kv_tokens = llm.llm_engine.engine_core.ready.num_gpu_blocks * config.cache_config.block_size
-        self._llm = llm
-        self._batch = batch
-        self.dispatcher = Dispatcher(batch, num_kv_tokens // 2, 2 * config.scheduler_config.max_num_seqs)
-        self.places: dict[str, int] = {}  # request id → its index in the batch
-        self.request_ids: list[str] = []
-
-    def start(self, index: int) -> None:
-        request = self._batch.requests[index]
-        request_id = str(next(self._llm.request_counter))
-        self._llm.llm_engine.add_request(request_id, request.as_input(), request.params)
-        self.places[request_id] = index
-        self.request_ids.append(request_id)
-
-    def take(self, output: RequestOutput) -> None:
-        """Keep an output and start what waited for it; what can't be scored since its context failed never starts."""
-        ended = [self.places[output.request_id]]
-        self._batch.take(ended[0], output)
-        while ended:
-            for waiting in self.dispatcher.end(ended.pop()):
-                if self._batch.has_failed(waiting):
-                    ended.append(waiting)
-                else:
-                    self.start(waiting)
 
 
 def check_rows(contexts: Sequence[Any], rows: Sequence[Any]) -> None:

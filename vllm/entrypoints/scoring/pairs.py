@@ -73,17 +73,17 @@ class PairEncoder:
             [self._parse(f"continuations[{i}][{j}]", "continuations", given) for j, given in enumerate(row)]
             for i, row in enumerate(continuations)
         ]
-        splits = [_split_trailing_space(c.text) if self._is_joint else (c.text, "") for c in parsed_contexts]
-        texts: dict[str, list[int]] = {}
-        for context, (kept, moved), row in zip(parsed_contexts, splits, parsed, strict=True):
-            self._note_texts(texts, context, kept, moved, row)
-        self._encode_texts(texts)
+        tokenised = [
+            [self._choose_texts(context, continuation) for continuation in row]
+            for context, row in zip(parsed_contexts, parsed, strict=True)
+        ]
+        token_ids = self._encode_texts([text for row in tokenised for texts in row for text in texts if text])
         return [
             [
-                self._make_pair(texts, context, kept, moved, continuation, f"continuations[{i}][{j}]")
-                for j, continuation in enumerate(row)
+                self._make_pair(token_ids, context, continuation, texts, f"continuations[{i}][{j}]")
+                for j, (continuation, texts) in enumerate(zip(row, row_texts, strict=True))
             ]
-            for i, (context, (kept, moved), row) in enumerate(zip(parsed_contexts, splits, parsed, strict=True))
+            for i, (context, row, row_texts) in enumerate(zip(parsed_contexts, parsed, tokenised, strict=True))
         ]
 
     def encode_text(self, text: str) -> tuple[int, list[int]]:
@@ -124,52 +124,34 @@ class PairEncoder:
 
     # ------------------------------------------------------------ tokenising
 
-    def _note_texts(
-        self,
-        texts: dict[str, list[int]],
-        context: ParsedPrompt,
-        kept: str | None,
-        moved: str,
-        row: Sequence[ParsedPrompt],
-    ) -> None:
-        """Note every text that must be tokenised for a context's pairs, each once."""
-        is_text = context.token_ids is None
-        if is_text and kept:
-            texts[kept] = []
-        for continuation in row:
-            if continuation.token_ids is None:
-                texts[self._get_whole(is_text, kept, moved, continuation.text or "")] = []
-            elif is_text and moved:
-                texts[context.text or ""] = []  # no continuation to move the space to
+    def _choose_texts(self, context: ParsedPrompt, continuation: ParsedPrompt) -> tuple[str, str]:
+        """Return the text of a pair's context, and the one that ends with the continuation; "" for token ids."""
+        first = context.text or "" if context.token_ids is None else ""
+        rest = continuation.text or "" if continuation.token_ids is None else ""
+        return (first.rstrip(), first + rest) if rest and self._is_joint else (first, rest)
 
-    def _get_whole(self, is_text: bool, kept: str | None, moved: str, text: str) -> str:
-        return f"{kept}{moved}{text}" if is_text and self._is_joint else text
-
-    def _encode_texts(self, texts: dict[str, list[int]]) -> None:
-        if texts:
-            tokenizer = self._get_tokenizer("contexts")
-            texts.update(zip(texts, tokenizer.encode_batch(list(texts), add_special_tokens=False), strict=True))
+    def _encode_texts(self, texts: Sequence[str]) -> dict[str, list[int]]:
+        """Return the token ids of each text; equal ones are tokenised once."""
+        if not texts:
+            return {}
+        unique = list(dict.fromkeys(texts))
+        encoded = self._get_tokenizer("contexts").encode_batch(unique, add_special_tokens=False)
+        return dict(zip(unique, encoded, strict=True))
 
     def _make_pair(
         self,
-        texts: Mapping[str, list[int]],
+        encoded: Mapping[str, list[int]],
         context: ParsedPrompt,
-        kept: str | None,
-        moved: str,
         continuation: ParsedPrompt,
+        texts: tuple[str, str],
         place: str,
     ) -> ScoredPair:
-        context_ids: Sequence[int]
         is_text = context.token_ids is None
-        if context.token_ids is not None:
-            context_ids = context.token_ids
-        else:
-            shown = (context.text if continuation.token_ids is not None else kept) or ""
-            context_ids = texts[shown] if shown else ()
+        context_ids: Sequence[int] = encoded.get(texts[0], ()) if context.token_ids is None else context.token_ids
         if continuation.token_ids is not None:
             token_ids = continuation.token_ids
         else:
-            token_ids = texts[self._get_whole(is_text, kept, moved, continuation.text or "")]
+            token_ids = encoded[texts[1]]
             if is_text and self._is_joint:
                 token_ids = token_ids[len(context_ids) :]
             if not token_ids:
@@ -237,11 +219,3 @@ def find_leading_ids(tokenizer: Tokenizer) -> list[int]:
     whole = tokenizer.encode("a", add_special_tokens=True)
     starts = (i for i in range(len(whole)) if whole[i : i + len(probe)] == probe)
     return whole[: next(starts, 0)]
-
-
-def _split_trailing_space(text: str | None) -> tuple[str | None, str]:
-    """Return a context without its trailing white space, and that white space."""
-    if text is None:
-        return None, ""
-    kept = text.rstrip()
-    return kept, text[len(kept) :]

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, ValidationInfo, WithJsonSchema
 
 from vllm import envs
 from vllm.entrypoints.openai.protocol import MAX_REQUEST_ID_LENGTH
@@ -21,7 +21,8 @@ def _is_prompt(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, int) and not isinstance(item, bool) for item in value)
 
 
-def _read_prompts(value: Any, name: str) -> list[Any]:
+def _read_prompts(value: Any, info: ValidationInfo) -> list[Any]:
+    name = info.field_name
     if not isinstance(value, list) or not value:
         raise VLLMValidationError(
             f"`{name}` must be a list of at least one string or list of token ids", parameter=name, value=_kind(value)
@@ -38,14 +39,6 @@ def _read_prompts(value: Any, name: str) -> list[Any]:
                 f"`{name}[{index}]` must be a string or a list of token ids; got {_kind(item)}", parameter=name
             )
     return value
-
-
-def _read_contexts(value: Any) -> list[Any]:
-    return _read_prompts(value, "contexts")
-
-
-def _read_items(value: Any) -> list[Any]:
-    return _read_prompts(value, "items")
 
 
 def _read_continuations(value: Any) -> list[list[Any]]:
@@ -86,7 +79,11 @@ def _kind(value: Any) -> str:
     return f"<{type(value).__name__}>" if not isinstance(value, list) else f"<list of {len(value)}>"
 
 
-_ListOfPrompts = WithJsonSchema({"type": "array", "items": _PROMPT, "minItems": 1})
+Prompts = Annotated[
+    list[Any],
+    BeforeValidator(_read_prompts),
+    WithJsonSchema({"type": "array", "items": _PROMPT, "minItems": 1}),
+]
 
 
 class ScoringRequest(BaseModel):
@@ -104,7 +101,7 @@ class ScoringRequest(BaseModel):
 class ScoreContinuationsRequest(ScoringRequest):
     """Given continuations of contexts, to be scored."""
 
-    contexts: Annotated[list[Any], BeforeValidator(_read_contexts), _ListOfPrompts]
+    contexts: Prompts
     continuations: Annotated[
         list[list[Any]],
         BeforeValidator(_read_continuations),
@@ -120,7 +117,7 @@ class GenerativeScoringRequest(ScoringRequest):
     query: Annotated[
         StrictStr | list[StrictInt], Field(description="a text or token ids; with `items` of the same kind")
     ] = ""
-    items: Annotated[list[Any], BeforeValidator(_read_items), _ListOfPrompts]
+    items: Prompts
     label_token_ids: list[StrictInt] | None = None
     labels: list[StrictStr] | None = None  # ours: texts in place of ids
     apply_softmax: bool | None = None  # true: among the labels alone
