@@ -31,6 +31,11 @@ def read_model_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     return {field: value for field, value in found.items() if value is not None}
 
 
+def refusal(name: str, value: Any, why: str) -> VLLMValidationError:
+    """Return the error about the `value` of the field `name`: its name and `why`."""
+    return VLLMValidationError(f"{name} {why}", parameter=name, value=value)
+
+
 class StrictMeta(msgspec.StructMeta):
     """Suggests the nearest keyword for one that is misspelled."""
 
@@ -92,9 +97,7 @@ def check_float(rule: FloatRule, value: Any) -> float:
     except (OverflowError, TypeError, ValueError):
         number = math.nan
     if not rule.accepts(number):
-        raise VLLMValidationError(
-            f"{rule.name} must be a number {rule.what}; got {describe(value)}", parameter=rule.name, value=value
-        )
+        raise refusal(rule.name, value, f"must be a number {rule.what}; got {describe(value)}")
     return number
 
 
@@ -111,13 +114,11 @@ def check_int(name: str, value: Any, low: int, high: int, is_optional: bool) -> 
     try:
         number = as_int(value)
     except TypeError:
-        raise VLLMValidationError(
-            f"{name} must be a whole number; got {describe(value)}", parameter=name, value=value
-        ) from None
+        raise refusal(name, value, f"must be a whole number; got {describe(value)}") from None
     if number < low:
-        raise VLLMValidationError(f"{name} must be at least {low}, got {shorten(number)}.", parameter=name, value=value)
+        raise refusal(name, value, f"must be at least {low}, got {shorten(number)}.")
     if number > high:
-        raise VLLMValidationError(f"{name} must be at most {high}, got {shorten(number)}.", parameter=name, value=value)
+        raise refusal(name, value, f"must be at most {high}, got {shorten(number)}.")
     return number
 
 
@@ -127,13 +128,9 @@ def check_num_logprobs(name: str, value: Any) -> int | None:
     try:
         number = operator.index(value)  # True is 1
     except TypeError:
-        raise VLLMValidationError(
-            f"{name} must be a whole number, -1 or None; got {describe(value)}", parameter=name, value=value
-        ) from None
+        raise refusal(name, value, f"must be a whole number, -1 or None; got {describe(value)}") from None
     if number < -1:
-        raise VLLMValidationError(
-            f"{name} must be non-negative or -1, got {shorten(number)}.", parameter=name, value=value
-        )
+        raise refusal(name, value, f"must be non-negative or -1, got {shorten(number)}.")
     return number
 
 
@@ -142,7 +139,7 @@ def check_bool(name: str, value: Any) -> bool:
         return value
     if type(value).__name__ in ("bool", "bool_"):  # numpy's
         return bool(value)
-    raise VLLMValidationError(f"{name} must be True or False; got {describe(value)}", parameter=name, value=value)
+    raise refusal(name, value, f"must be True or False; got {describe(value)}")
 
 
 def as_word(value: Any) -> str:
@@ -160,14 +157,12 @@ def check_list(name: str, value: Any, convert: Callable[[Any], Any]) -> list[Any
             raise TypeError("not a list")
         return [convert(item) for item in value]
     except TypeError:
-        raise VLLMValidationError(
-            f"{name} must be a list of {what}; got {describe(value)}", parameter=name, value=value
-        ) from None
+        raise refusal(name, value, f"must be a list of {what}; got {describe(value)}") from None
 
 
 def check_logit_bias(bias: Any) -> dict[int, float]:
     if not isinstance(bias, dict):
-        raise VLLMValidationError("logit_bias must map token ids to numbers", parameter="logit_bias", value=bias)
+        raise refusal("logit_bias", bias, "must map token ids to numbers")
     rule = FloatRule("logit_bias", lambda x: x < math.inf, "below infinity")
     try:
         return {as_int(key): check_float(rule, value) for key, value in bias.items()}
@@ -230,11 +225,7 @@ def check_travels(value: Any) -> None:
 def check_ids_in_vocabulary(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
-            raise VLLMValidationError(
-                f"{name} must hold token ids from 0 to {vocab_size - 1}; got {shorten(token_id)}",
-                parameter=name,
-                value=token_id,
-            )
+            raise refusal(name, token_id, f"must hold token ids from 0 to {vocab_size - 1}; got {shorten(token_id)}")
 
 
 def describe(value: Any) -> str:

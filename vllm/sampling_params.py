@@ -39,6 +39,7 @@ from vllm.sampling_checks import (
     encode_words,
     is_empty,
     parse_logit_bias,
+    refusal,
     unique,
 )
 
@@ -343,9 +344,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
             if "" in words:
                 raise VLLMValidationError(f"{name} must not hold an empty string", parameter=name)
         if self.stop and not self.detokenize:
-            raise VLLMValidationError(
-                "stop strings are found in the text, so they need detokenize=True", parameter="stop", value=self.stop
-            )
+            raise refusal("stop", self.stop, "strings are found in the text, so they need detokenize=True")
         holds_back = bool(self.stop) and not self.include_stop_str_in_output
         self.output_text_buffer_length = max(map(len, self.stop)) - 1 if holds_back else 0
 
@@ -365,21 +364,19 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
                 f"output_kind must be a RequestOutputKind; got {describe(self.output_kind)}", parameter="output_kind"
             ) from None
         if self.logprobs_mode is not None and self.logprobs_mode not in LOGPROBS_MODES:
-            raise VLLMValidationError(
-                f"logprobs_mode must be one of {', '.join(LOGPROBS_MODES)}; got {describe(self.logprobs_mode)}",
-                parameter="logprobs_mode",
-                value=self.logprobs_mode,
+            raise refusal(
+                "logprobs_mode",
+                self.logprobs_mode,
+                f"must be one of {', '.join(LOGPROBS_MODES)}; got {describe(self.logprobs_mode)}",
             )
         if self.extra_args is not None and not isinstance(self.extra_args, dict):
-            raise VLLMValidationError("extra_args must be a dict", parameter="extra_args", value=self.extra_args)
+            raise refusal("extra_args", self.extra_args, "must be a dict")
         check_travels(self.extra_args)
 
     def _check_lengths(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise VLLMValidationError(
-                f"min_tokens must be at most max_tokens={self.max_tokens}; got {self.min_tokens}",
-                parameter="min_tokens",
-                value=self.min_tokens,
+            raise refusal(
+                "min_tokens", self.min_tokens, f"must be at most max_tokens={self.max_tokens}; got {self.min_tokens}"
             )
         if self.max_tokens == 0 and self.n > 1:
             raise VLLMValidationError(
@@ -388,11 +385,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
                 value=self.n,
             )
         if self.prompt_logprobs_start is not None and self.prompt_logprobs is None:
-            raise VLLMValidationError(
-                "prompt_logprobs_start needs prompt_logprobs",
-                parameter="prompt_logprobs_start",
-                value=self.prompt_logprobs_start,
-            )
+            raise refusal("prompt_logprobs_start", self.prompt_logprobs_start, "needs prompt_logprobs")
 
     # ------------------------------------------------------------ steps of admission
 
@@ -427,10 +420,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
                 )
         num_given = len(self.logprob_token_ids or ())
         if num_given > MAX_LOGPROB_TOKEN_IDS:
-            raise VLLMValidationError(
-                f"logprob_token_ids may hold at most {MAX_LOGPROB_TOKEN_IDS} ids; got {num_given}",
-                parameter="logprob_token_ids",
-                value=num_given,
+            raise refusal(
+                "logprob_token_ids", num_given, f"may hold at most {MAX_LOGPROB_TOKEN_IDS} ids; got {num_given}"
             )
         if self.allowed_token_ids == []:
             raise VLLMValidationError(
@@ -461,10 +452,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
     def _check_start(self, prompt_len: int) -> None:
         start = self.prompt_logprobs_start
         if start is not None and start > prompt_len:
-            raise VLLMValidationError(
-                f"prompt_logprobs_start must be at most the prompt's length {prompt_len}; got {shorten(start)}",
-                parameter="prompt_logprobs_start",
-                value=start,
+            raise refusal(
+                "prompt_logprobs_start",
+                start,
+                f"must be at most the prompt's length {prompt_len}; got {shorten(start)}",
             )
 
     def _resolve_scoring(self, vocab_size: int, logprobs_mode: str) -> None:

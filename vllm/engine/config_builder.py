@@ -29,6 +29,7 @@ from vllm.engine.unserved import is_neutral, refuse_unserved
 from vllm.exceptions import VLLMUnsupportedError, VLLMValidationError
 from vllm.model_executor.models.registry import read_transformer_config
 from vllm.plugins import load_general_plugins
+from vllm.sampling_checks import refusal
 from vllm.tokenizers.loader import find_tokenizer_path
 
 DTYPE_NAMES = {
@@ -104,13 +105,13 @@ def parse_whole(name: str, value: Any) -> int:
             number = float(found[1]) * UNIT_SIZES.get(found[2], 1)
             if number == int(number):
                 return int(number)
-    raise VLLMValidationError(f"{name} must be a whole number, such as 16384, 16k or 16K", parameter=name, value=value)
+    raise refusal(name, value, "must be a whole number, such as 16384, 16k or 16K")
 
 
 def _check_whole(args: dict[str, Any], name: str, lowest: int) -> int:
     number = parse_whole(name, args[name])
     if number < lowest:
-        raise VLLMValidationError(f"{name} must be at least {lowest}; got {number}", parameter=name, value=number)
+        raise refusal(name, number, f"must be at least {lowest}; got {number}")
     return number
 
 
@@ -136,7 +137,7 @@ def _choose(args: dict[str, Any], name: str, value: Any, choices: dict[str, str]
 
 def _check_device(device: Any) -> str:
     if not isinstance(device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
-        raise VLLMValidationError("device must be auto, cpu, cuda or cuda:N", parameter="device", value=device)
+        raise refusal("device", device, "must be auto, cpu, cuda or cuda:N")
     return device
 
 
@@ -146,10 +147,10 @@ def _settle_max_model_len(given: Any, transformer: TransformerConfig) -> int:
         return limits.default
     number = parse_whole("max_model_len", given)
     if not 1 <= number <= limits.largest:
-        raise VLLMValidationError(
-            f"max_model_len must be from 1 to {limits.largest}, the most that the model was made for; got {number}",
-            parameter="max_model_len",
-            value=number,
+        raise refusal(
+            "max_model_len",
+            number,
+            f"must be from 1 to {limits.largest}, the most that the model was made for; got {number}",
         )
     return number
 
@@ -192,9 +193,7 @@ _KV_CACHE_DTYPES = {name: name for name in ("auto", "float32", "bfloat16")} | {"
 def _build_cache_config(args: dict[str, Any]) -> CacheConfig:
     share = args["gpu_memory_utilization"]
     if share is not None and not (isinstance(share, int | float) and math.isfinite(share) and 0 < share <= 1):
-        raise VLLMValidationError(
-            "gpu_memory_utilization must be above 0 and at most 1", parameter="gpu_memory_utilization", value=share
-        )
+        raise refusal("gpu_memory_utilization", share, "must be above 0 and at most 1")
     if args["kv_cache_dtype"] not in _KV_CACHE_DTYPES:
         raise VLLMUnsupportedError(
             "kv_cache_dtype must be auto (what the model computes in), float32 or bfloat16; narrower are not served",
