@@ -100,12 +100,12 @@ class HttpClient:
             own["Content-Type"] = "application/json"
         is_new = False
 
-        async def trace(event: str, _: Mapping[str, Any]) -> None:
+        async def on_event(event: str, _: Mapping[str, Any]) -> None:
             nonlocal is_new
             is_new = is_new or event.startswith("connection.connect")
 
         request = self._client.build_request(
-            method, path, content=body, headers=_encode_headers(own), extensions={"trace": trace}
+            method, path, content=body, headers=_encode_headers(own), extensions={"trace": on_event}
         )
         while True:
             answer = Answer()
