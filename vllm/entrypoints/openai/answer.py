@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -32,29 +33,25 @@ Result = TypeVar("Result")
 _encode = msgspec.json.Encoder().encode
 
 
+@dataclass(slots=True)
 class PromptPart:
     """What all choices of a prompt share, written once."""
 
-    __slots__ = ("logprobs", "prompt", "prompt_logprobs", "text")
-
-    def __init__(self, prompt: Prompt, text: str = "") -> None:
-        self.prompt = prompt
-        self.text = text  # in front of each choice's own
-        self.logprobs: CompletionLogprobs | ColumnarLogprobs | None = None  # of that text
-        self.prompt_logprobs: list[msgspec.Raw | None] | msgspec.Raw | None = None
+    prompt: Prompt
+    text: str = ""  # in front of each choice's own
+    logprobs: CompletionLogprobs | ColumnarLogprobs | None = None  # of that text
+    prompt_logprobs: list[msgspec.Raw | None] | msgspec.Raw | None = None
 
 
+@dataclass(slots=True)
 class Choice:
     """One choice of an answer, and how much of it has been written."""
 
-    __slots__ = ("has_started", "index", "num_tokens", "part", "writer")
-
-    def __init__(self, index: int, part: PromptPart, writer: SequenceLogprobs) -> None:
-        self.index = index
-        self.part = part
-        self.writer = writer
-        self.num_tokens = 0
-        self.has_started = False
+    index: int
+    part: PromptPart
+    writer: SequenceLogprobs
+    num_tokens: int = 0
+    has_started: bool = False
 
 
 class Answer(abc.ABC, Generic[Body]):
@@ -70,7 +67,7 @@ class Answer(abc.ABC, Generic[Body]):
     def __init__(self, server: ServerContext, body: Body) -> None:
         self._server = server
         self._body = body
-        self._as_token_ids = bool(body.return_tokens_as_token_ids) or server.options.returns_tokens_as_token_ids
+        self._as_token_ids = bool(body.return_tokens_as_token_ids) or server.options.return_tokens_as_token_ids
         self._ids = bool(body.return_token_ids)
 
     async def respond(self, request: Request) -> Response:
@@ -83,8 +80,10 @@ class Answer(abc.ABC, Generic[Body]):
             raise type(error)(error.message, parameter=self.logprobs_field, value=error.value) from None
         log_request(self._server.options, self._call)
         if self._body.stream:
-            return await start_event_stream(request, self._stream(), keep_alive_s=self._server.options.keep_alive_s)
-        encoded = await run_while_connected(request, self._collect())
+            return await start_event_stream(
+                request, self._stream(), keep_alive_s=self._server.options.sse_keep_alive_interval
+            )
+        encoded = await run_while_connected(request.receive, self._collect())
         return Response(encoded, media_type="application/json")
 
     async def _check(self, request: Request) -> None:
@@ -182,7 +181,7 @@ class Answer(abc.ABC, Generic[Body]):
     async def _stream(self) -> AsyncGenerator[bytes, None]:
         """Yield the answer's events."""
         events = EventPrefix(**self._head)
-        has_usage = self._body.includes_usage or self._server.options.forces_usage
+        has_usage = self._body.includes_usage or self._server.options.enable_force_include_usage
         parts: dict[int, PromptPart] = {}
         choices: dict[int, Choice] = {}
         num_cached: list[int | None] = [None] * len(self._call.prompts)
@@ -260,7 +259,7 @@ class Answer(abc.ABC, Generic[Body]):
         return sum(len(prompt.token_ids) for prompt in self._call.prompts)
 
     def _sum_cached(self, counts: Sequence[int | None]) -> int | None:
-        return sum(count or 0 for count in counts) if self._server.options.shows_prompt_details else None
+        return sum(count or 0 for count in counts) if self._server.options.enable_prompt_tokens_details else None
 
 
 def _count_tokens(outputs: Sequence[RequestOutput]) -> int:

@@ -4,7 +4,7 @@ import argparse
 import hashlib
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from fastapi import Request
@@ -26,16 +26,17 @@ class AnswerOptions:
     """What the command line says about answers."""
 
     served_names: tuple[str, ...]
-    response_role: str = "assistant"
-    chat_template: str | None = None
-    trusts_request_chat_template: bool = False
-    returns_tokens_as_token_ids: bool = False
-    shows_prompt_details: bool = False
-    forces_usage: bool = False
-    keep_alive_s: float = 0.0
-    logs_requests: bool = False
-    logs_outputs: bool = False
-    max_log_len: int | None = None
+    chat_template: str | None
+    # the flags of these names
+    response_role: str
+    trust_request_chat_template: bool
+    return_tokens_as_token_ids: bool
+    enable_prompt_tokens_details: bool
+    enable_force_include_usage: bool
+    sse_keep_alive_interval: float
+    enable_log_requests: bool
+    enable_log_outputs: bool
+    max_log_len: int | None
 
 
 class ServerContext:
@@ -80,7 +81,7 @@ class ServerContext:
             VLLMValidationError: there is none, or the request's own is not allowed.
         """
         if given is not None:
-            if not self.options.trusts_request_chat_template:
+            if not self.options.trust_request_chat_template:
                 raise VLLMValidationError(
                     "`chat_template` in a request is not allowed by this server: a template is a program (start it "
                     "with --trust-request-chat-template to allow it)",
@@ -125,19 +126,8 @@ def make_request_id(request: Request, given: str | None) -> str:
 
 def make_options(args: argparse.Namespace, served_names: tuple[str, ...], chat_template: str | None) -> AnswerOptions:
     """Return what the parsed command line says about answers."""
-    return AnswerOptions(
-        served_names=served_names,
-        response_role=args.response_role,
-        chat_template=chat_template,
-        trusts_request_chat_template=args.trust_request_chat_template,
-        returns_tokens_as_token_ids=args.return_tokens_as_token_ids,
-        shows_prompt_details=args.enable_prompt_tokens_details,
-        forces_usage=args.enable_force_include_usage,
-        keep_alive_s=args.sse_keep_alive_interval,
-        logs_requests=getattr(args, "enable_log_requests", False),
-        logs_outputs=args.enable_log_outputs,
-        max_log_len=args.max_log_len,
-    )
+    flags = {field.name: getattr(args, field.name) for field in fields(AnswerOptions)[2:]}
+    return AnswerOptions(served_names, chat_template, **flags)
 
 
 def _make_fingerprint(engine: AsyncLLM) -> str:

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from fastapi import Request
+from starlette.types import Receive
 
 from vllm.entrypoints.openai.errors import ClientDisconnected
 from vllm.entrypoints.openai.prompts import Prompt
@@ -82,14 +82,14 @@ async def generate_stream(engine: AsyncLLM, call: Call) -> AsyncGenerator[tuple[
         await cancel_all(tasks)
 
 
-async def run_while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
     """Return what `work` returns; cancel it if the client goes away first.
 
     Raises:
         ClientDisconnected: it did.
     """
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(wait_for_disconnect(request.receive))
+    leaving = asyncio.ensure_future(wait_for_disconnect(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -99,7 +99,7 @@ async def run_while_connected(request: Request, work: Coroutine[Any, Any, Result
         await cancel_all([working, leaving])
 
 
-async def wait_for_disconnect(receive: Any) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
     """Return when the client has closed the connection; the body must have been read before."""
     while (await receive())["type"] != "http.disconnect":
         pass

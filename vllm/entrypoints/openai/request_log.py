@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 def log_request(options: AnswerOptions, call: Call) -> None:
     """Log what a request asks for."""
-    if not options.logs_requests:
+    if not options.enable_log_requests:
         return
     for prompt in call.prompts:
         text = None if prompt.text is None else _cut(prompt.text, options.max_log_len)
@@ -23,7 +23,7 @@ def log_request(options: AnswerOptions, call: Call) -> None:
 
 def log_answer(options: AnswerOptions, request_id: str, outputs: Sequence[RequestOutput]) -> None:
     """Log what was answered."""
-    if not options.logs_outputs:
+    if not options.enable_log_outputs:
         return
     for output in outputs:
         for completion in output.outputs:

@@ -1,6 +1,7 @@
 """Server-sent events: the form of an event, and the response that sends a stream of them."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -8,8 +9,8 @@ import msgspec
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
-from vllm.entrypoints.openai.engine_calls import cancel_all, run_while_connected, wait_for_disconnect
-from vllm.entrypoints.openai.errors import to_api_error
+from vllm.entrypoints.openai.engine_calls import cancel_all, run_while_connected
+from vllm.entrypoints.openai.errors import ClientDisconnected, to_api_error
 
 DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b": keep-alive\n\n"
@@ -50,14 +51,10 @@ class EventStream(Response):
         self._keep_alive_s = keep_alive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send_all(send))
-        leaving = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
-            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
+            with contextlib.suppress(ClientDisconnected):
+                await run_while_connected(receive, self._send_all(send))
         finally:
-            await cancel_all([sending, leaving])
             await self._events.aclose()
 
     async def _send_all(self, send: Send) -> None:
@@ -99,7 +96,7 @@ async def start_event_stream(
 ) -> EventStream:
     """Return the response once its first event is there, so that a refusal still has a status of its own."""
     try:
-        first = await run_while_connected(request, _take_next(events))
+        first = await run_while_connected(request.receive, _take_next(events))
     except BaseException:
         await events.aclose()
         raise

@@ -53,7 +53,7 @@ async def create_continuation_scores(
     contexts = [_with_salt(context, body.cache_salt) for context in body.contexts]
     pairs = await asyncio.to_thread(encoder.encode_all, contexts, body.continuations)
     flat = list(itertools.chain.from_iterable(pairs))
-    scores = iter(await run_while_connected(request, _run(server, flat, request_id, priority)))
+    scores = iter(await run_while_connected(request.receive, _run(server, flat, request_id, priority)))
     shown = _TOKEN_COLUMNS if body.return_tokens is False else ()
     answer = {
         **_make_head(request_id, model),
@@ -79,7 +79,7 @@ async def create_generative_scores(request: Request, body: GenerativeScoringRequ
     label_ids = _read_labels(body, server)
     prompts = await asyncio.to_thread(_read_prompts, body, server)
     pairs = make_label_pairs(prompts, label_ids, server.engine.model_config, parameter="items")
-    scores = await run_while_connected(request, _run(server, pairs, request_id, priority))
+    scores = await run_while_connected(request.receive, _run(server, pairs, request_id, priority))
     is_normalised = body.apply_softmax is not False
     data = []
     for index, row in enumerate(gather_labels(scores, len(label_ids))):
