@@ -60,7 +60,7 @@ class LineScorer:
             try:
                 item = parse_line(line, self._settings["source_format"])
                 if isinstance(item, TextItem):
-                    texts.append((record, item, self._encode(item)))
+                    texts.append((record, item, EncodedText(*self._encoder.encode_text(item.text))))
                 else:
                     (pairs,) = self._encoder.encode_all([item.context], [item.choices])
                     choices.append((record, item, pairs))
@@ -69,9 +69,6 @@ class LineScorer:
         self._score_texts(texts)
         self._score_choices(choices)
         return ScoredBatch(records)
-
-    def _encode(self, item: TextItem) -> EncodedText:
-        return EncodedText(*self._encoder.encode_text(item.text))
 
     def _score_texts(self, texts: Sequence[tuple[dict[str, Any], TextItem, EncodedText]]) -> None:
         settings = self._settings

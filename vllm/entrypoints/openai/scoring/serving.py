@@ -24,7 +24,7 @@ from vllm.entrypoints.openai.usage import make_usage
 from vllm.entrypoints.scoring.batch import Dispatcher, ScoringBatch
 from vllm.entrypoints.scoring.labels import encode_labels, gather_labels, make_label_pairs, tokenize_prompts
 from vllm.entrypoints.scoring.pairs import JOINT, PairEncoder, ScoredPair
-from vllm.entrypoints.scoring.results import ContinuationScore, LabelScores, as_json_number, describe_labels
+from vllm.entrypoints.scoring.results import ContinuationScore, as_json_number, describe_labels
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import ParsedPrompt
 
@@ -80,17 +80,16 @@ async def create_generative_scores(request: Request, body: GenerativeScoringRequ
     prompts = await asyncio.to_thread(_read_prompts, body, server)
     pairs = make_label_pairs(prompts, label_ids, server.engine.model_config, parameter="items")
     scores = await run_while_connected(request.receive, _run(server, pairs, request_id, priority))
-    is_normalised = body.apply_softmax is not False
-    data = []
-    for index, row in enumerate(gather_labels(scores, len(label_ids))):
-        data.append(
-            {
-                "index": index,
-                "object": "score",
-                "score": _choose_score(row, is_normalised),
-                "labels": describe_labels(row, body.labels),
-            }
-        )
+    column = "probabilities" if body.apply_softmax is False else "normalized_probabilities"
+    data = [
+        {
+            "index": index,
+            "object": "score",
+            "score": as_json_number(getattr(row, column)[0]),
+            "labels": describe_labels(row, body.labels),
+        }
+        for index, row in enumerate(gather_labels(scores, len(label_ids)))
+    ]
     num_tokens = sum(len(prompt.token_ids or ()) for prompt in prompts)
     answer = {**_make_head(request_id, model), "data": data, "usage": make_usage(num_tokens, 0)}
     return Response(_encode(answer), media_type="application/json")
@@ -161,21 +160,20 @@ async def _run(
     dispatcher = Dispatcher(batch, sys.maxsize, num_seats)
     running: dict[asyncio.Task[Any], int] = {}
 
-    def start(index: int) -> None:
-        batched = batch.requests[index]
-        stream = engine.generate(batched.as_input(), batched.params, f"{request_id}-{index}", priority=priority)
-        running[asyncio.create_task(read_last(stream))] = index
+    def start(indices: Sequence[int]) -> None:
+        for index in indices:
+            batched = batch.requests[index]
+            stream = engine.generate(batched.as_input(), batched.params, f"{request_id}-{index}", priority=priority)
+            running[asyncio.create_task(read_last(stream))] = index
 
     try:
         while not dispatcher.is_done:
-            for index in dispatcher.take_ready():
-                start(index)
+            start(dispatcher.take_ready())
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 index = running.pop(task)
                 batch.take(index, task.result())
-                for waiting in dispatcher.end(index):
-                    start(waiting)
+                start(dispatcher.end(index))
     finally:
         await cancel_all(list(running))
     return batch.make_scores()
@@ -190,10 +188,6 @@ def _make_head(request_id: str, model: str) -> dict[str, Any]:
 
 def _leave_out(described: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {name: value for name, value in described.items() if name not in names}
-
-
-def _choose_score(scores: LabelScores, is_normalised: bool) -> float | None:
-    return as_json_number((scores.normalized_probabilities if is_normalised else scores.probabilities)[0])
 
 
 def _count_tokens(pairs: Sequence[Sequence[ScoredPair]]) -> int:
