@@ -60,8 +60,8 @@ def test_a_body_is_whole_in_each_of_http_s_three_forms(raw: bytes) -> None:
     [
         (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nhello", "broke in the middle"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", "broke in the middle"),
-        (b"", "no answer: Server disconnected"),
-        (b"SSH-2.0-OpenSSH\r\n\r\n", "no answer: illegal status line"),
+        (b"", "without an answer"),
+        (b"SSH-2.0-OpenSSH\r\n", "not HTTP"),
     ],
 )
 def test_half_an_answer_is_an_error(raw: bytes, words: str) -> None:

@@ -1,24 +1,26 @@
-"""An HTTP client for an event loop, which stamps each piece of an answer with the time it arrived.
+"""A small HTTP/1.1 client for an event loop, which stamps each piece of an answer with the time it arrived.
 
+A piece goes to its reader inside the socket's callback, so that its time is late by the event loop's own delay alone:
 `vllm bench serve` measures with it.
 """
 
+import asyncio
 import contextlib
 import os
 import ssl
 import time
+import urllib.parse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import httpx2
+import httptools
 import msgspec
 
 from vllm.exceptions import VLLMError, VLLMValidationError
 
 OnData = Callable[[bytes, float], None]  # a piece of the body, and its time by time.perf_counter()
 
-_CONNECT_TIMEOUT_S = 60.0  # of the handshakes, TLS's too; an answer may take any time
 _MAX_SHOWN_BODY = 300  # characters of a refusal that names no reason of its own
 
 
@@ -62,21 +64,24 @@ class HttpClient:
     def __init__(
         self, base_url: str, *, headers: Mapping[str, str] | None = None, verifies_certificate: bool = True
     ) -> None:
-        try:
-            url = httpx2.URL(base_url)
-        except httpx2.InvalidURL as error:
-            raise VLLMValidationError(f"{base_url!r} is not a URL such as http://127.0.0.1:8000: {error}") from None
-        if url.scheme not in ("http", "https") or not url.host:
+        parts = urllib.parse.urlsplit(base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
             raise VLLMValidationError(f"{base_url!r} is not a URL such as http://127.0.0.1:8000")
         self.base_url = base_url.rstrip("/")
-        self._client = httpx2.AsyncClient(
-            base_url=self.base_url,
-            headers=_encode_headers({"Accept-Encoding": "identity", **(headers or {})}),
-            verify=ssl.create_default_context() if url.scheme == "https" and verifies_certificate else False,
-            timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S),
-            limits=httpx2.Limits(keepalive_expiry=None),  # any number of connections, kept as long as they last
-            trust_env=False,  # no proxy
-        )
+        self._host = parts.hostname
+        try:
+            self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError:
+            raise VLLMValidationError(f"{base_url!r} has no good port") from None
+        self._prefix = parts.path.rstrip("/")
+        self._tls: ssl.SSLContext | None = None
+        if parts.scheme == "https":
+            self._tls = ssl.create_default_context()
+            if not verifies_certificate:
+                self._tls.check_hostname = False
+                self._tls.verify_mode = ssl.CERT_NONE
+        self._head = _write_headers({"Host": parts.netloc.rpartition("@")[2], "Accept": "*/*", **(headers or {})})
+        self._idle: list[_Connection] = []
 
     async def send(
         self,
@@ -94,56 +99,166 @@ class HttpClient:
         Raises:
             HttpError: there is no whole answer.
         """
-        own = dict(headers or {})
-        if body is not None:
-            body = msgspec.json.encode(body)
-            own["Content-Type"] = "application/json"
-        is_new = False
-
-        async def on_event(event: str, _: Mapping[str, Any]) -> None:
-            nonlocal is_new
-            is_new = is_new or event.startswith("connection.connect")
-
-        request = self._client.build_request(
-            method, path, content=body, headers=_encode_headers(own), extensions={"trace": on_event}
-        )
+        request = self._write_request(method, path, body, headers)
         while True:
-            answer = Answer()
-            is_new = False
+            connection = self._take_idle()
+            is_used = connection is not None
+            if connection is None:
+                connection = await self._connect()
             try:
-                await self._exchange(request, answer, on_data)
-            except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-                raise HttpError(f"can't connect to {self.base_url}: {_find_reason(error)}") from None
-            except httpx2.HTTPError as error:
-                if answer.status:
-                    raise HttpError(f"the connection broke in the middle of an answer: {_find_reason(error)}") from None
-                if is_new:
-                    raise HttpError(f"there is no answer: {_find_reason(error)}") from None
-                # The server closed an idle connection just as we wrote; it has not seen the request.
-            else:
-                return answer
-
-    async def _exchange(self, request: httpx2.Request, answer: Answer, on_data: OnData | None) -> None:
-        response = await self._client.send(request, stream=True)
-        answer.status, answer.headers = response.status_code, dict(response.headers)
-        pieces: list[bytes] = []
-        async with contextlib.aclosing(response):
-            async for piece in response.aiter_raw():
-                if on_data is not None and answer.is_ok:
-                    on_data(piece, time.perf_counter())
-                else:
-                    pieces.append(piece)
-        answer.body = b"".join(pieces)
+                answer = await connection.exchange(request, on_data)
+            except _ClosedWhileIdle:
+                if is_used:  # the server closed it just as we wrote; it has not seen the request
+                    continue
+                raise HttpError("the server closed the connection without an answer") from None
+            except BaseException:
+                connection.abort()
+                raise
+            if connection.is_open:
+                self._idle.append(connection)
+            return answer
 
     async def close(self) -> None:
-        """Close all connections."""
-        await self._client.aclose()
+        """Close all idle connections."""
+        for connection in self._idle:
+            connection.abort()
+        self._idle.clear()
 
     async def __aenter__(self) -> "HttpClient":
         return self
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
+
+    def _write_request(self, method: str, path: str, body: Any, headers: Mapping[str, str] | None) -> bytes:
+        own: dict[str, str] = dict(headers or {})
+        data = b""
+        if body is not None:
+            data = msgspec.json.encode(body)
+            own |= {"Content-Type": "application/json", "Content-Length": str(len(data))}
+        return (
+            f"{method} {self._prefix}{path} HTTP/1.1\r\n".encode() + self._head + _write_headers(own) + b"\r\n" + data
+        )
+
+    def _take_idle(self) -> "_Connection | None":
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:
+                return connection
+        return None
+
+    async def _connect(self) -> "_Connection":
+        loop = asyncio.get_running_loop()
+        try:
+            _, connection = await loop.create_connection(
+                _Connection,
+                self._host,
+                self._port,
+                ssl=self._tls,
+            )
+        except OSError as error:
+            reason = error.strerror or str(error) or type(error).__name__
+            if isinstance(error, ConnectionError) and error.errno:  # asyncio puts the address into strerror
+                reason = os.strerror(error.errno)
+            raise HttpError(f"can't connect to {self.base_url}: {reason}") from None
+        return connection
+
+
+class _ClosedWhileIdle(Exception):
+    """The connection was closed before a byte of an answer came."""
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, and the answer that is read from it."""
+
+    def __init__(self) -> None:
+        self._transport: Any = None
+        self._parser: Any = None
+        self._done: asyncio.Future[Answer] | None = None
+        self._answer = Answer()
+        self._pieces: list[bytes] = []
+        self._on_data: OnData | None = None
+        self._arrived_at = 0.0
+        self._ends_with_connection = False
+        self.is_open = False
+
+    async def exchange(self, request: bytes, on_data: OnData | None) -> Answer:
+        """Write a request and return the answer to it."""
+        if not self.is_open:
+            raise _ClosedWhileIdle
+        self._parser = httptools.HttpResponseParser(self)
+        self._answer = Answer()
+        self._pieces = []
+        self._on_data = on_data
+        self._ends_with_connection = False
+        self._done = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        return await self._done
+
+    def abort(self) -> None:
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ------------------------------------------------------------ called by the event loop
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        self.is_open = True
+
+    def data_received(self, data: bytes) -> None:
+        self._arrived_at = time.perf_counter()
+        if self._done is None or self._done.done():  # an answer without a request
+            self.abort()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            cause = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else None
+            self._fail(cause if isinstance(cause, VLLMError) else HttpError(f"the answer is not HTTP: {error}"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_open = False
+        if self._done is None or self._done.done():
+            return
+        if not self._answer.status:
+            self._done.set_exception(_ClosedWhileIdle())
+        elif self._ends_with_connection and error is None:
+            self._finish()
+        else:
+            self._fail(HttpError(f"the connection broke in the middle of an answer{f': {error}' if error else ''}"))
+
+    # ------------------------------------------------------------ called by the parser
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._answer.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self._answer.status = self._parser.get_status_code()
+        self._ends_with_connection = not {"content-length", "transfer-encoding"} & self._answer.headers.keys()
+
+    def on_body(self, piece: bytes) -> None:
+        if self._on_data is not None and self._answer.is_ok:
+            self._on_data(piece, self._arrived_at)
+        else:
+            self._pieces.append(piece)
+
+    def on_message_complete(self) -> None:
+        if self._done is None or self._done.done():
+            return
+        if not self._parser.should_keep_alive():
+            self.abort()
+        self._finish()
+
+    def _finish(self) -> None:
+        self._answer.body = b"".join(self._pieces)
+        if self._done is not None and not self._done.done():
+            self._done.set_result(self._answer)
+
+    def _fail(self, error: Exception) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(error)
+        self.abort()
 
 
 class EventReader:
@@ -176,20 +291,8 @@ def make_key_header(key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def _encode_headers(headers: Mapping[str, str]) -> dict[bytes, bytes]:
+def _write_headers(headers: Mapping[str, str]) -> bytes:
     for name, value in headers.items():
         if any(char in "\r\n" for char in name + value):
             raise VLLMValidationError(f"the header {name!r} holds a line break")
-    return {name.encode("latin-1", "replace"): value.encode("latin-1", "replace") for name, value in headers.items()}
-
-
-def _find_reason(error: Exception) -> str:
-    """Return what the system says of a connection, where that is behind `error`; otherwise its own message."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, BaseExceptionGroup):  # one for each address of a host
-            cause = cause.exceptions[0]
-        if isinstance(cause, ConnectionError) and cause.errno:  # asyncio puts the address into its message
-            return os.strerror(cause.errno)
-        cause = cause.__cause__ or cause.__context__
-    return str(error) or type(error).__name__
+    return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("latin-1", errors="replace")
