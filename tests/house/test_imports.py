@@ -25,7 +25,6 @@ LAYERS: list[tuple[str, int]] = [
     ("vllm.model_executor", 2),
     ("vllm.renderers", 2),
     ("vllm._custom_ops", 1),
-    ("vllm._ops_decoder", 1),
     ("vllm.ops", 1),
     ("vllm.tokenizers", 1),
     ("vllm.checkpoints", 1),
