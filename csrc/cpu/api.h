@@ -34,17 +34,21 @@ struct Matrix {
   int64_t kind;
 };
 
+enum Activation : int64_t { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3 };
+inline constexpr int64_t kNumActivations = 4;
+
 // What an op of a program does; which fields of ProgramOp it reads is said with each.
 enum OpKind : int64_t {
-  kEmbed = 0,            // output = rows of `matrix` that the tokens' ids name
-  kLinear = 1,           // output = input . matrix
-  kGatedLinear = 2,      // output = silu(gates) * the columns after them, of the product that `second` has room for
+  kEmbed = 0,        // output = rows of `matrix` that the tokens' ids name
+  kLinear = 1,       // output = input . matrix
+  kGatedLinear = 2,  // output = activation(gates) * the columns after them, of the product that `second` has room for
   kGateAndMultiply = 3,  // the same of an input that holds gates and the columns after them
   kRmsNorm = 4,          // output = norm of input or, with `second`, of second += input; `weight`, `eps`
   kAdd = 5,              // output = input + second
   kScale = 6,            // output = input * factor
   kRotateAndWrite = 7,   // output = rotated query; `table`, `cache`, the sizes of heads; norms `weight`, `other_weight`
   kAttend = 8,           // output = attention of input over `cache`; `factor`: of scores, `sliding_window`
+  kActivate = 9,         // output = activation of input
 };
 
 // Where the rows of a buffer lie: in a part of the scratch that has room for all of a step's rows, for those that pass
@@ -62,6 +66,7 @@ struct ProgramOp {
   Matrix matrix;
   const float* weight;
   const float* other_weight;
+  int64_t activation;
   int64_t num_heads, num_kv_heads, head_dim;
   int64_t table, cache;    // numbers of a rotation table and of a cache
   int64_t sliding_window;  // 0: none
@@ -107,7 +112,7 @@ struct ProgramStep {
 }  // namespace vllm::cpu
 
 // Raised whenever a signature below changes; Python refuses a library of another version.
-inline constexpr int32_t kVllmAbiVersion = 9;
+inline constexpr int32_t kVllmAbiVersion = 10;
 
 VLLM_API int32_t vllm_abi_version();
 
@@ -207,9 +212,9 @@ VLLM_API int32_t vllm_rms_norm(const float* x, int64_t x_stride, float* residual
                                int64_t num_rows, int64_t size, const float* weight, float eps, int32_t num_threads,
                                float* output);
 
-// silu(gate) * up; gate_up is [num_rows, 2 * size], gate columns first.
-VLLM_API int32_t vllm_silu_and_multiply(const float* gate_up, int64_t row_stride, int64_t num_rows, int64_t size,
-                                        int32_t num_threads, float* output);
+// activation(x) or, where it is gated, activation(x) * the `size` columns after it, of rows of 2 * size.
+VLLM_API int32_t vllm_activate(const float* x, int64_t row_stride, int64_t num_rows, int64_t size, int32_t activation,
+                               int32_t is_gated, int32_t num_threads, float* output);
 
 // output = x . weight^T * scale + bias; a row of weights an output column, with a scale of its own where `scale` is not
 // null. kInt8Groups: weights are multiplied by their group's scale first, so the bits are those of the products as

@@ -121,7 +121,8 @@ struct Kernels {
   // With a residual: residual += x first, and the norm is the residual's. output may be x.
   void (*rms_norm)(const float* x, float* residual, const float* weight, int64_t size, float eps, float* output);
   void (*rotate)(const float* x, const float* cos, const float* sin, int64_t dim, float* output);  // not in place
-  void (*silu_and_multiply)(const float* gate, const float* up, int64_t size, float* output);
+  // By Activation; where `up` is not null, times it.
+  void (*activate[kNumActivations])(const float* x, const float* up, int64_t size, float* output);
   // Products of few rows of x with weights as they are stored.
   void (*gemv_float32)(const ProductTile& tile);
   void (*gemv_bfloat16)(const ProductTile& tile);

@@ -144,14 +144,14 @@ int32_t vllm_rms_norm(const float* x, int64_t x_stride, float* residual, int64_t
   return kOk;
 }
 
-int32_t vllm_silu_and_multiply(const float* gate_up, int64_t row_stride, int64_t num_rows, int64_t size,
-                               int32_t num_threads, float* output) {
+int32_t vllm_activate(const float* x, int64_t row_stride, int64_t num_rows, int64_t size, int32_t activation,
+                      int32_t is_gated, int32_t num_threads, float* output) {
   using namespace vllm::cpu;
-  const Kernels& kernels = get_kernels();
+  const auto activate = get_kernels().activate[activation];
   parallel_shares(num_rows, choose_threads(4 * num_rows * size, num_threads), [&](int64_t first, int64_t end) {
     for (int64_t row = first; row < end; ++row) {
-      const float* gate = gate_up + row * row_stride;
-      kernels.silu_and_multiply(gate, gate + size, size, output + row * size);
+      const float* input = x + row * row_stride;
+      activate(input, is_gated ? input + size : nullptr, size, output + row * size);
     }
   });
   return kOk;

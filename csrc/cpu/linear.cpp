@@ -235,16 +235,17 @@ int32_t multiply(const float* x, int64_t x_stride, int64_t num_rows, const Matri
   });
 }
 
-int32_t multiply_and_gate(const float* x, int64_t num_rows, const Matrix& m, int32_t num_threads, float* gate_up,
-                          float* output) {
+int32_t multiply_and_gate(const float* x, int64_t num_rows, const Matrix& m, int32_t activation, int32_t num_threads,
+                          float* gate_up, float* output) {
   const int64_t num_gates = m.num_columns / 2;
   if (num_rows < kManyRows) {
     const int32_t status = multiply(x, m.size, num_rows, m, num_threads, gate_up, m.num_columns);
     if (status != kOk) return status;
-    return vllm_silu_and_multiply(gate_up, m.num_columns, num_rows, num_gates, num_threads, output);
+    return vllm_activate(gate_up, m.num_columns, num_rows, num_gates, activation, true, num_threads, output);
   }
   Product p = describe_product(x, m.size, num_rows, m, output, num_gates);
   p.num_gates = num_gates;
+  p.activation = activation;
   const int threads = choose_product_threads(num_rows, m.num_columns, m.size, num_threads);
   return run_guarded([&] { multiply_many_rows(p, threads); });
 }

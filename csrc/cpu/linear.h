@@ -14,10 +14,10 @@ int32_t multiply(const float* x, int64_t x_stride, int64_t num_rows, const Matri
 // From so many rows of x on, transposing the weights costs less than a twentieth of using them.
 inline constexpr int64_t kManyRows = 192;
 
-// output = silu(gates) * up for the product of x, [num_rows, size], with a matrix of as many columns of gates as of up.
-// Fewer than kManyRows rows leave the product itself in `gate_up`; of more it is never written.
-int32_t multiply_and_gate(const float* x, int64_t num_rows, const Matrix& gate_up_weights, int32_t num_threads,
-                          float* gate_up, float* output);
+// output = activation(gates) * up for the product of x, [num_rows, size], with a matrix of as many columns of gates as
+// of up. Fewer than kManyRows rows leave the product itself in `gate_up`; of more it is never written.
+int32_t multiply_and_gate(const float* x, int64_t num_rows, const Matrix& gate_up_weights, int32_t activation,
+                          int32_t num_threads, float* gate_up, float* output);
 
 // Says that this product of `num_rows` rows is the team's next one: threads that wait fetch what they begin it with.
 void announce_product(const Matrix& matrix, int64_t num_rows, int32_t max_threads);

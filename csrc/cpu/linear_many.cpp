@@ -73,7 +73,7 @@ class TransposedChunk {
       const TransposedPanel panel = get_panel(i);
       if (p_.num_gates > 0) {
         const TransposedPanel gated = get_panel(i + panels_.count());
-        p_.kernels->silu_and_multiply(panel.sums, gated.sums, num_rows * panel.width, panel.sums);
+        p_.kernels->activate[p_.activation](panel.sums, gated.sums, num_rows * panel.width, panel.sums);
       }
       write(panel, num_rows, p_.output + first_row * p_.output_stride);
     }

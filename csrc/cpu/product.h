@@ -28,7 +28,8 @@ struct Product {
   const char* weight;
   int64_t weight_stride, weight_bytes;  // of one element
   int64_t num_columns;
-  int64_t num_gates;  // many rows: output = silu(the first num_gates columns) * the others; 0: all columns
+  int64_t num_gates;  // many rows: output = activation(the first num_gates columns) * the others; 0: all columns
+  int64_t activation;
   const float* scale;
   const float* group_scales;  // [size / kGroupSize, num_columns] or null
   const float* bias;

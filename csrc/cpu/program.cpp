@@ -89,6 +89,7 @@ class ProgramRun {
     const ProgramOp& op = p_.ops[index];
     float *input = find(op.input, row), *second = find(op.second, row), *output = find(op.output, row);
     const int64_t width = p_.buffers[op.output].width;
+    const auto activation = static_cast<int32_t>(op.activation);
     switch (op.kind) {
       case kEmbed:
         return embed(op, row, num_rows, output);
@@ -97,9 +98,11 @@ class ProgramRun {
         return multiply(input, op.matrix.size, num_rows, op.matrix, num_threads_, output, op.matrix.num_columns);
       case kGatedLinear:
         announce_next_product(index, num_rows);
-        return multiply_and_gate(input, num_rows, op.matrix, num_threads_, second, output);
+        return multiply_and_gate(input, num_rows, op.matrix, activation, num_threads_, second, output);
       case kGateAndMultiply:
-        return vllm_silu_and_multiply(input, 2 * width, num_rows, width, num_threads_, output);
+        return vllm_activate(input, 2 * width, num_rows, width, activation, true, num_threads_, output);
+      case kActivate:
+        return vllm_activate(input, width, num_rows, width, activation, false, num_threads_, output);
       case kRmsNorm:
         return vllm_rms_norm(input, width, second, width, num_rows, width, op.weight, op.eps, num_threads_, output);
       case kAdd:

@@ -73,6 +73,17 @@ def test_rotation_turns_pairs_half_a_head_apart(ops: ModuleType, head_dim: int) 
     assert torch.equal(found, ops.rotate(wide[:, 2:5], cos[:, None], sin[:, None]))
 
 
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(6, 2), (64, 32), (80, 24), (128, 126)])
+def test_partial_rotation_leaves_the_rest_of_a_head(ops: ModuleType, head_dim: int, rotary_dim: int) -> None:
+    heads, (cos, sin) = make(11, 3, head_dim), make_rotation(11, rotary_dim)
+    found = ops.rotate(heads, cos, sin)
+    assert torch.equal(found[..., :rotary_dim], ops.rotate(heads[..., :rotary_dim].contiguous(), cos, sin))
+    assert torch.equal(found[..., rotary_dim:], heads[..., rotary_dim:])
+    cache, slots = torch.zeros(2, 2, 8, 1, head_dim), torch.arange(11)
+    query = ops.rotate_and_write_kv(heads, cos, sin, cache, slots)
+    assert torch.equal(query, found[:, :1]) and torch.equal(cache.flatten(1, 2)[0, :11], found[:, 1:2])
+
+
 @pytest.mark.parametrize("has_norms", [False, True])
 @pytest.mark.parametrize("head_dim", [6, 64])
 def test_one_pass_from_qkv_to_the_cache(ops: ModuleType, head_dim: int, has_norms: bool) -> None:
@@ -178,6 +189,25 @@ def test_every_activation_gates(ops: ModuleType, activation: str, dtype: torch.d
     )
 
 
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_pytorch_tanh", "relu"])
+def test_activations_at_every_magnitude(ops: ModuleType, activation: str) -> None:
+    x = torch.cat([make(4, 333) * factor for factor in (1e-30, 1e-3, 1.0, 3.0, 50.0, 1e6)])
+    wide = x.double()
+    u = (2 / torch.pi) ** 0.5 * (wide + 0.044715 * wide**3)
+    expected = {
+        "silu": wide * wide.sigmoid(),
+        "gelu": wide * torch.special.erfc(-wide / 2**0.5) / 2,
+        "gelu_pytorch_tanh": wide * (2 * u).sigmoid(),
+        "relu": wide.clamp(min=0),
+    }[activation]
+    found = ops.activate(x, activation)
+    torch.testing.assert_close(found.double(), expected, rtol=3e-6, atol=1e-6)
+    gated = ops.gate_and_multiply(torch.cat([x, torch.ones_like(x)], -1), activation)
+    torch.testing.assert_close(gated, found, rtol=3e-6, atol=1e-6)
+    edges = ops.activate(torch.tensor([[torch.nan, torch.inf, 0.0]]), activation)[0]
+    assert edges[0].isnan() and edges[1] == torch.inf and edges[2] == 0
+
+
 def test_layer_ops_do_not_depend_on_threads_or_row_mates() -> None:
     x, weight, gate_up = make(200, 576), make(576, seed=1), make(200, 2 * 1000, seed=2)
 
@@ -200,7 +230,8 @@ def test_instruction_sets_give_the_same_bits_in_layer_ops(
 
     def compute() -> list[np.ndarray]:
         turned = api.rotate(x[:, :110].reshape(4, 5, 22), cos, sin)
-        outputs = api.rms_norm(x, weight, 1e-6), api.gate_and_multiply(x[:, :582], "silu"), turned
+        gated = [api.gate_and_multiply(x[:, :582], name) for name in ("silu", "gelu", "gelu_new", "relu")]
+        outputs = api.rms_norm(x, weight, 1e-6), *gated, turned
         return [output.numpy() for output in outputs]
 
     first, *others = on_each_variant(compute)

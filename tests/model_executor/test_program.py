@@ -191,10 +191,20 @@ def test_a_copy_of_a_model_has_its_own_weights(model: DecoderForCausalLM) -> Non
     assert are_equal(run(copied, one_call=True, steps=SHORT), before)
 
 
-def test_an_activation_that_the_kernels_lack_runs_by_modules(tmp_path: pathlib.Path) -> None:
-    model = load(write_tiny_model(tmp_path, tokenizer=False, hidden_act="gelu"))
+@pytest.mark.parametrize("activation", ["gelu", "gelu_pytorch_tanh", "relu"])
+def test_every_activation_is_part_of_the_one_call(tmp_path: pathlib.Path, activation: str) -> None:
+    model = load(write_tiny_model(tmp_path, tokenizer=False, hidden_act=activation))
+    steps = [{"a": 230}, {"a": 1}]
+    assert are_equal(run(model, one_call=True, steps=steps), run(model, one_call=False, steps=steps))
+
+
+def test_a_torch_function_among_the_ops_runs_by_modules(model: DecoderForCausalLM) -> None:
+    """A module of a known type, whose work is changed by an attribute to what no op stands for."""
+    before = run(model, one_call=True, steps=SHORT)
+    model.model.layers[0].mlp.activation = "sigmoid"
     assert not is_one_call(model)
-    run(model, one_call=False, steps=SHORT)
+    model.model.layers[0].mlp.activation = "silu"
+    assert are_equal(run(model, one_call=True, steps=SHORT), before)
 
 
 @pytest.mark.parametrize("what", ["token", "slot", "block"])

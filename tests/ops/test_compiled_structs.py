@@ -8,6 +8,7 @@ import re
 import pytest
 
 from vllm.ops import compiled_program
+from vllm.ops.library import ACTIVATION_CODES
 from vllm.ops.program import OpKind
 from vllm.ops.program_layout import BufferPlace
 
@@ -54,3 +55,10 @@ def test_a_code_is_the_headers(name: str, members: type[enum.IntEnum]) -> None:
     found = re.findall(r"k(\w+) = (\d+)", read_body("enum", name))
     wanted = [(member.name.title().replace("_", ""), str(member.value)) for member in members]
     assert found == wanted
+
+
+def test_activations_are_the_headers() -> None:
+    names = {"kSilu": "silu", "kGelu": "gelu", "kGeluTanh": "gelu_pytorch_tanh", "kRelu": "relu"}
+    found = re.findall(r"(k\w+) = (\d+)", re.search(r"enum Activation[^}]*}", HEADER)[0])  # type: ignore[index]
+    assert {names[name]: int(code) for name, code in found} == {name: ACTIVATION_CODES[name] for name in names.values()}
+    assert f"kNumActivations = {len(names)};" in HEADER

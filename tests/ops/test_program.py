@@ -17,6 +17,7 @@ from vllm.ops.program_recorder import CannotRecordError, Recorder, record
 from vllm.v1.attention import make_attention_metadata
 
 VOCAB_SIZE, NUM_POSITIONS, BLOCK_SIZE = 97, 2100, 16
+ACTIVATIONS = ["silu", "gelu", "gelu_pytorch_tanh", "relu"]
 KINDS = ["float32", "bfloat16", "int8", "int8 groups"]
 
 
@@ -84,19 +85,26 @@ def describe(seed: int, num_ops: int = 14) -> tuple[Callable[[Recorder], Any], l
         layers = iter(range(len(shapes)))
         for _ in range(num_ops):
             x, y = rng.choice(pool[-5:]), rng.choice(pool)
-            kind = rng.choice(["norm", "residual", "mlp", "shared", "wide", "add", "scale", "attend", "attend"])
+            kind = rng.choice(
+                ["norm", "residual", "mlp", "plain mlp", "shared", "wide", "add", "scale", "attend", "attend"]
+            )
             if kind == "residual" and x is not y:
                 pool.append(ops.rms_norm(x, w.row(hidden), 1e-5, y))
             elif kind == "mlp":
                 size = rng.choice([1, 17, 48, 200])
                 normed = ops.rms_norm(x, w.row(hidden), 1e-5, y if x is not y else None)
-                gated = ops.gate_and_multiply(w.linear(normed, 2 * size), "silu")
+                gated = ops.gate_and_multiply(w.linear(normed, 2 * size), rng.choice(ACTIVATIONS))
                 pool.append(w.linear(gated, hidden))
             elif kind == "shared":  # what lies between products is read twice
                 product = w.linear(x, 2 * hidden)
-                pool += [ops.gate_and_multiply(product, "silu"), w.linear(product, hidden)]
+                pool += [ops.gate_and_multiply(product, rng.choice(ACTIVATIONS)), w.linear(product, hidden)]
             elif kind == "wide":
                 pool.append(w.linear(w.linear(x, hidden + 33), hidden))
+            elif kind == "plain mlp":
+                inner = ops.activate(
+                    w.linear(ops.rms_norm(x, w.row(hidden), 1e-5), 3 * hidden), rng.choice(ACTIVATIONS)
+                )
+                pool.append(w.linear(inner, hidden))
             elif kind == "add":
                 pool.append(x + y)
             elif kind == "scale":
@@ -246,6 +254,17 @@ def test_a_product_that_is_the_result_is_written_though_a_gate_reads_it() -> Non
         assert is_same(record(run, [], lambda _: True), make_step(num_tokens))
 
 
+def test_a_feed_forward_part_without_gates_is_a_group_too() -> None:
+    def run(r: Recorder) -> Any:
+        w = Weights(random.Random(0))
+        x = ops.embed(r.step.token_ids, *w.matrix(VOCAB_SIZE, 32), torch.float32)
+        return w.linear(ops.activate(w.linear(ops.rms_norm(x, w.row(32), 1e-5), 128), "gelu"), 32)
+
+    program = record(run, [], lambda _: True)
+    assert make_layout(program).group_sizes == [1, 4, 1, 1, 1]
+    assert is_same(program, make_step(1500))
+
+
 @pytest.mark.parametrize("what", ["token", "negative token", "position", "slot", "block"])
 def test_what_lies_outside_its_table_is_refused(what: str) -> None:
     program, step = next(
@@ -262,7 +281,7 @@ def test_what_lies_outside_its_table_is_refused(what: str) -> None:
         "block": ("block_tables", -1),
     }[what]
     broken = getattr(step, name).clone()
-    broken.view(-1)[-1 if what != "block" else 0] = value
+    broken.view(-1)[slice(None) if what == "block" else -1] = value
     with pytest.raises(IndexError):
         run_compiled(program, step._replace(**{name: broken}), caches)
 

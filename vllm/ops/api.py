@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from vllm.ops.cpu import COMPILED_ACTIVATIONS, CpuOps
+from vllm.ops.cpu import CpuOps
 from vllm.ops.cuda import CudaOps
 from vllm.ops.library import CACHE_KINDS, get_simd_variant, is_compiled, load_library, set_simd_variant
 from vllm.ops.stored_weights import (
@@ -44,11 +44,11 @@ OPS = (
     "write_kv",
     "rotate_and_write_kv",
     "paged_attention",
+    "activate",
     "gate_and_multiply",
 )
 __all__ = [
     "CACHE_KINDS",
-    "COMPILED_ACTIVATIONS",
     "GROUP_SIZE",
     "INTERLEAVED_ROWS",
     "OPS",
@@ -308,6 +308,14 @@ def paged_attention(
     return _TABLES[query.device].paged_attention(
         query, kv_cache, block_tables, query_starts, seq_lens, scale, sliding_window
     )
+
+
+def activate(
+    x: torch.Tensor,  # [..., size], row stride free
+    activation: str,  # as config.json names it
+) -> torch.Tensor:  # the shape of x
+    """Return activation(x)."""
+    return _TABLES[x.device].activate(x, activation)
 
 
 def gate_and_multiply(

@@ -10,13 +10,12 @@ from typing import Any
 import torch
 
 from vllm import host_memory
-from vllm.ops.library import CACHE_KINDS, check_status, load_library
+from vllm.ops.library import ACTIVATION_CODES, CACHE_KINDS, check_status, load_library
 from vllm.ops.program import Matrix, Op, Program, ProgramStep
 from vllm.ops.program_layout import make_layout
 from vllm.ops.stored_weights import can_read, describe_weights
 
 _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-_ACTIVATIONS = ("", "silu", "swish")
 _STEP_TYPES = ProgramStep(torch.int64, torch.int64, torch.int64, torch.int32, torch.int32, torch.int32)  # type: ignore[arg-type]
 
 
@@ -45,6 +44,7 @@ class ProgramOpStruct(ctypes.Structure):
         matrix=MatrixStruct,
         weight=_POINTER,
         other_weight=_POINTER,
+        activation=_SIZE,
         num_heads=_SIZE,
         num_kv_heads=_SIZE,
         head_dim=_SIZE,
@@ -94,7 +94,7 @@ def can_compile(program: Program) -> bool:
     return (
         all(can_read(m.weight, m.scale) for m in matrices)
         and all(x is None or (x.is_cpu and x.dtype == torch.float32 and x.is_contiguous()) for x in floats)
-        and all(op.activation in _ACTIVATIONS for op in program.ops)
+        and all(op.activation in ("", *ACTIVATION_CODES) for op in program.ops)
         and load_library() is not None
     )
 
@@ -208,6 +208,7 @@ def _fill_op(op: Op, num_grouped: int) -> ProgramOpStruct:
         MatrixStruct() if op.matrix is None else _fill_matrix(op.matrix),
         _point_at(op.weight),
         _point_at(op.other_weight),
+        ACTIVATION_CODES.get(op.activation, 0),
         op.num_heads,
         op.num_kv_heads,
         op.head_dim,

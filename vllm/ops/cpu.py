@@ -3,10 +3,8 @@
 import torch
 
 from vllm.ops.cpu_sampling import CpuSampling, to_contiguous
-from vllm.ops.library import CACHE_KINDS, check_status
+from vllm.ops.library import ACTIVATION_CODES, CACHE_KINDS, check_status
 from vllm.ops.stored_weights import describe_weights
-
-COMPILED_ACTIVATIONS = ("silu", "swish")  # one function under two names
 
 
 def _are_floats(*tensors: torch.Tensor | None) -> bool:
@@ -230,14 +228,28 @@ class CpuOps(CpuSampling):
         check_status(status)
         return output
 
+    def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        if x.dtype != torch.float32:
+            return super().activate(x, activation)
+        return self._activate(x, activation, x.shape[-1], is_gated=False)
+
     def gate_and_multiply(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-        if activation not in COMPILED_ACTIVATIONS or gate_up.dtype != torch.float32:
+        if gate_up.dtype != torch.float32:
             return super().gate_and_multiply(gate_up, activation)
-        rows = _as_rows(gate_up)
-        size = rows.shape[1] // 2
-        output = torch.empty(*gate_up.shape[:-1], size)
-        status = self._library.vllm_silu_and_multiply(
-            rows.data_ptr(), rows.stride(0), rows.shape[0], size, torch.get_num_threads(), output.data_ptr()
+        return self._activate(gate_up, activation, gate_up.shape[-1] // 2, is_gated=True)
+
+    def _activate(self, x: torch.Tensor, activation: str, size: int, *, is_gated: bool) -> torch.Tensor:
+        rows, code = _as_rows(x), ACTIVATION_CODES[activation]
+        output = torch.empty(*x.shape[:-1], size)
+        status = self._library.vllm_activate(
+            rows.data_ptr(),
+            rows.stride(0),
+            rows.shape[0],
+            size,
+            code,
+            is_gated,
+            torch.get_num_threads(),
+            output.data_ptr(),
         )
         check_status(status)
         return output

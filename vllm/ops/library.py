@@ -16,10 +16,12 @@ from vllm.logger import init_logger, log_once
 logger = init_logger(__name__)
 
 _LIBRARY_PATH = pathlib.Path(__file__).parents[1] / "_C_cpu.so"
-_ABI_VERSION = 9
+_ABI_VERSION = 10
 _POINTER, _SIZE, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 # What a KV cache may hold → the library's code for it.
 CACHE_KINDS = {torch.float32: 0, torch.bfloat16: 1}
+# An activation's name in config.json → the library's code for it.
+ACTIVATION_CODES = {"silu": 0, "swish": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
 _MATRIX = [_POINTER, _SIZE, _SIZE, _SIZE]  # data, row stride, rows, columns
 _SIGNATURES = {
     "vllm_score_rows": [*_MATRIX, _POINTER, _POINTER, _INT, _INT, _INT, *[_POINTER] * 5],
@@ -49,7 +51,7 @@ _SIGNATURES = {
         *[_POINTER, _SIZE, _SIZE, _INT, _POINTER, _POINTER],  # weight, kind, scale, bias
         *[_INT, _POINTER, _SIZE],
     ],
-    "vllm_silu_and_multiply": [_POINTER, _SIZE, _SIZE, _SIZE, _INT, _POINTER],
+    "vllm_activate": [_POINTER, _SIZE, _SIZE, _SIZE, _INT, _INT, _INT, _POINTER],
     "vllm_run_program": [_POINTER, _POINTER, _POINTER, _INT, _POINTER],
     "vllm_count_program_scratch": [_POINTER, _SIZE],
 }

@@ -24,6 +24,7 @@ class OpKind(enum.IntEnum):
     SCALE = 6
     ROTATE_AND_WRITE = 7
     ATTEND = 8
+    ACTIVATE = 9
 
 
 class Matrix(NamedTuple):
@@ -134,6 +135,8 @@ def _run_op(
             result = ops.gate_and_multiply(ops.linear(x, weight, bias, scale), op.activation)
         case OpKind.GATE_AND_MULTIPLY:
             result = ops.gate_and_multiply(x, op.activation)
+        case OpKind.ACTIVATE:
+            result = ops.activate(x, op.activation)
         case OpKind.RMS_NORM:
             result = ops.rms_norm(x, op.weight, op.eps, second)
         case OpKind.ADD:

@@ -88,17 +88,20 @@ def _feeds(first: Op, then: Op, reads: Counter[int]) -> bool:
 
 
 def _find_groups(ops: Sequence[Op], reads: Counter[int], widths: Sequence[int]) -> list[range]:
-    """Return the ops from a widening product to the product after it, with the norm before."""
+    """Return the ops from a widening product to the product after it, with the norm before and activations between."""
     groups: list[range] = []
-    for index, op in enumerate(ops[:-1]):
-        follower = ops[index + 1]
-        widens = op.kind in _PRODUCTS and (op.kind == OpKind.GATED_LINEAR or widths[op.output] > widths[op.input])
-        if widens and follower.kind in _PRODUCTS and _feeds(op, follower, reads):
-            before = ops[index - 1] if index > 0 else None
-            has_norm = before is not None and before.kind == OpKind.RMS_NORM and _feeds(before, op, reads)
-            first = index - 1 if has_norm else index
-            if not groups or groups[-1].stop <= first:
-                groups.append(range(first, index + 2))
+    for index, op in enumerate(ops):
+        if not (op.kind == OpKind.GATED_LINEAR or (op.kind == OpKind.LINEAR and widths[op.output] > widths[op.input])):
+            continue
+        first, last = index, index + 1
+        while last < len(ops) and ops[last].kind == OpKind.ACTIVATE and _feeds(ops[last - 1], ops[last], reads):
+            last += 1
+        if last == len(ops) or ops[last].kind not in _PRODUCTS or not _feeds(ops[last - 1], ops[last], reads):
+            continue
+        if first > 0 and ops[first - 1].kind == OpKind.RMS_NORM and _feeds(ops[first - 1], op, reads):
+            first -= 1
+        if not groups or groups[-1].stop <= first:
+            groups.append(range(first, last + 1))
     return groups
 
 

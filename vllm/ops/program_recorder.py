@@ -191,6 +191,9 @@ class RecordingOps:
         _require(residual is None or residual.number != x.number, "the residual is another buffer")
         return x.recorder.append(OpKind.RMS_NORM, x.width, input=x, second=residual, weight=weight, eps=eps)
 
+    def activate(self, x: Buffer, activation: str) -> Buffer:
+        return x.recorder.append(OpKind.ACTIVATE, x.width, input=x, activation=activation)
+
     def gate_and_multiply(self, gate_up: Buffer, activation: str) -> Buffer:
         return gate_up.recorder.append(
             OpKind.GATE_AND_MULTIPLY, gate_up.width // 2, input=gate_up, activation=activation

@@ -159,6 +159,9 @@ class TorchReference(TorchSampling):
         inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         return (wide * inverse * weight).to(x.dtype)
 
+    def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        return ACTIVATIONS[activation](x)
+
     def gate_and_multiply(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return ACTIVATIONS[activation](gate).mul_(up)
