@@ -132,6 +132,7 @@ def make_row_cases(num_rows: int) -> list[Case]:
     calls: dict[str, tuple[Callable[[Any], object], int]] = {
         "embed": (lambda t: t.embed(rows, embedding, torch.ones(49152), torch.float32), 5 * x.numel()),
         "rms_norm": (lambda t: t.rms_norm(x, weight, 1e-5, residual), 4 * x.nbytes),
+        "activate, gelu": (lambda t: t.activate(gate_up, "gelu"), 2 * gate_up.nbytes),
         "gate_and_multiply": (lambda t: t.gate_and_multiply(gate_up, "silu"), 3 * gate_up.nbytes // 2),
         "rotate": (lambda t: t.rotate(qkv, cos, sin), 2 * qkv.nbytes),
         "write_kv": (lambda t: t.write_kv(qkv[:, 9:12], qkv[:, 12:], cache, rows), 4 * qkv.nbytes // 5),
