@@ -29,15 +29,18 @@ def assert_refused(folder: pathlib.Path, words: str, **options: object) -> None:
     assert caught.value.parameter == "batch_invariant"
 
 
-def test_what_leaves_the_kernels_is_refused_by_name(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_what_leaves_the_kernels_is_refused_by_name(folder: pathlib.Path) -> None:
     assert_refused(folder, "dtype='float32' or 'bfloat16'", dtype="float16")
-    gelu = write_tiny_model(tmp_path, "LlamaForCausalLM", num_hidden_layers=1)
-    edit_config(gelu, hidden_act="gelu")
-    assert_refused(gelu, "gelu")
     with start(folder) as llm:
         model = llm.llm_engine.model_executor.driver_worker.model_runner.model
         with pytest.raises(VLLMUnsupportedError, match="needs the CPU"):
             batch_invariance.check_batch_invariant(model, torch.device("cuda"))
+
+
+def test_every_activation_has_a_kernel(tmp_path: pathlib.Path) -> None:
+    gelu = write_tiny_model(tmp_path, "LlamaForCausalLM", num_hidden_layers=1)
+    edit_config(gelu, hidden_act="gelu")
+    start(gelu).shutdown()
 
 
 def test_an_installation_without_kernels_is_refused(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
